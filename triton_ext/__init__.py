@@ -1,0 +1,1 @@
+"""Triton kernels that communicate: collectives fused into the store of a kernel."""

@@ -1,0 +1,1 @@
+"""Backends that this package registers with Triton."""
