@@ -1,1 +1,13 @@
+"""What a kernel author types: `import triton_ext.language as txl`.
 
+Importing this module installs the compiler passes, so a plain `@triton.jit` kernel is enough.
+"""
+
+from __future__ import annotations
+
+from ..passes import install
+from .epilogue import Epilogue, epilogue
+
+install()
+
+__all__ = ["Epilogue", "epilogue"]

@@ -1,0 +1,21 @@
+"""The errors a user of the package can meet. Each message says what happened, with the numbers, and what to do."""
+
+
+class TritonExtError(Exception):
+    """Base of every error raised by this package."""
+
+
+class CompileError(TritonExtError):
+    """A kernel that cannot be compiled: names the operation or rule, and the author's line."""
+
+
+class PlanError(TritonExtError):
+    """A plan that cannot be made or used: ranks disagree, wrong device, used after free, failed before."""
+
+
+class CollectiveTimeout(TritonExtError):
+    """A wait inside a kernel that ended without its peer: names rank, program, peer, epoch, expected and seen."""
+
+
+class PeerLost(CollectiveTimeout):
+    """A peer process ended while this rank still needed it."""

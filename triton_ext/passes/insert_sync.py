@@ -1,0 +1,46 @@
+"""Pass 4, insert sync: no store before its peer is ready, a release behind every tile, and no end before all arrived."""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from . import dialect, protocol
+from .kernel import Kernel, block_shape, coordinates, spec_of, tensor
+
+
+def run(kernel: Kernel) -> None:
+    """Insert the ready-waits, the releases and the tail around what `lower_epilogue` inserted."""
+    tickets = {op.get_operand(0).id(): op for op in kernel.calls(protocol.take_ticket)}
+    with_tiles = {op.get_operand(0).id() for op in kernel.calls(protocol.tile_of_ticket)}
+    blocks = {op.get_operand(0).id(): block_shape(spec_of(op)) for op in kernel.markers(dialect.STORE)}
+    for plan, op in tickets.items():
+        table, ticket = tensor(op.get_operand(0)), tensor(op.get_result(0))
+        kernel.after(op)
+        kernel.call(protocol.announce_ready, table, ticket)
+        if plan in with_tiles:
+            kernel.call(protocol.check_grid, table, ticket, blocks[plan])
+
+    sends = kernel.calls(protocol.store_tile, protocol.store_partial)
+    reduces = iter(kernel.calls(protocol.reduce_tile))
+    for store, send in zip(kernel.markers(dialect.STORE), sends, strict=True):
+        spec = spec_of(store)
+        tile = (
+            tensor(store.get_operand(0)),
+            coordinates(store),
+            block_shape(spec),
+            tl.constexpr(spec.split_dim if spec.splits else -1),
+        )
+        kernel.after(store)
+        kernel.call(protocol.wait_ready, *tile)
+        kernel.after(send)
+        kernel.call(protocol.arrive, *tile)
+        if spec.reduces:
+            kernel.call(protocol.wait_partials, *tile)
+            if spec.collective == "all_reduce":
+                kernel.call(protocol.wait_all_ready, *tile)
+                kernel.after(next(reduces))
+                kernel.call(protocol.arrive_reduced, *tile)
+
+    kernel.at_end()
+    for op in tickets.values():
+        kernel.call(protocol.finish, tensor(op.get_operand(0)))

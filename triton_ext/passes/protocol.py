@@ -1,0 +1,366 @@
+"""The device side of the protocol, in Triton's own language: the functions whose calls the passes insert.
+
+They are inlined by Triton's first pass, so what a target sees is standard operations only. docs/protocol.md explains
+the protocol; abi.py is the layout of `table`. In all functions: `coords` is a tuple of one coordinate per dimension
+(a scalar: the block's start, or a tensor of the block's shape), BLOCK the block's shape, SPLIT_DIM the dimension
+that is split over owners, or -1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from . import abi
+
+
+@tl.core.builtin
+def _indices(coords: Any, BLOCK: Any, _semantic: Any = None) -> tl.tuple:
+    """Logical index per dimension, each a tensor that broadcasts to the block."""
+    indices = []
+    for dim, (coord, size) in enumerate(zip(coords, BLOCK, strict=True)):
+        if not coord.type.is_block():
+            lanes = tl.arange(0, tl.core._unwrap_if_constexpr(size), _semantic=_semantic)
+            coord = coord.__add__(lanes, _semantic=_semantic)
+            for axis in range(len(BLOCK)):
+                if axis != dim:
+                    coord = tl.expand_dims(coord, axis, _semantic=_semantic)
+        indices.append(coord)
+    return tl.tuple(indices)
+
+
+@tl.core.builtin
+def _are_starts(coords: Any, _semantic: Any = None) -> tl.constexpr:
+    """Whether every coordinate is the start of a block."""
+    return tl.constexpr(not any(coord.type.is_block() for coord in coords))
+
+
+@triton.jit
+def _peer_word(table, peer, word: tl.constexpr):
+    return tl.load(table + (abi.PEERS + peer * abi.PEER_WORDS + word))
+
+
+@triton.jit
+def _counter(table, peer, word: tl.constexpr):
+    return _peer_word(table, peer, word).to(tl.pointer_type(tl.int64))
+
+
+@triton.jit
+def _pointers(table, peer, indices, ADDRESS: tl.constexpr, STRIDE: tl.constexpr, DTYPE: tl.constexpr,
+              ALIGNMENT: tl.constexpr):  # fmt: skip
+    """Where the elements of a block are in a buffer of `peer`. The last dimension is contiguous in all buffers."""
+    LAST: tl.constexpr = len(indices) - 1
+    base = _peer_word(table, peer, ADDRESS).to(tl.pointer_type(DTYPE))
+    base = tl.multiple_of(base, ALIGNMENT * (DTYPE.primitive_bitwidth // 8))
+    pointers = base + indices[LAST]
+    for dim in tl.static_range(LAST):
+        stride = tl.multiple_of(_peer_word(table, peer, STRIDE + dim), ALIGNMENT)
+        pointers = pointers + indices[dim].to(tl.int64) * stride
+    return pointers
+
+
+@triton.jit
+def _inside(table, indices, mask, ALIGNMENT: tl.constexpr):
+    """The author's mask, and the edges of the tensor."""
+    LAST: tl.constexpr = len(indices) - 1
+    for dim in tl.static_range(LAST + 1):
+        size = tl.multiple_of(tl.load(table + abi.SHAPE + dim), ALIGNMENT if dim == LAST else 1)
+        mask = mask & (indices[dim] >= 0) & (indices[dim] < size)
+    return mask
+
+
+@triton.jit
+def _owned(table, indices, mask, peer, SPLIT_DIM: tl.constexpr, ALIGNMENT: tl.constexpr):
+    """The elements of `mask` that `peer` owns, computed for each row: a tile may have several owners."""
+    if SPLIT_DIM >= 0:
+        LAST: tl.constexpr = len(indices) - 1
+        shard = tl.multiple_of(tl.load(table + abi.SHARD), ALIGNMENT if SPLIT_DIM == LAST else 1)
+        mask = mask & (indices[SPLIT_DIM] >= peer * shard) & (indices[SPLIT_DIM] < (peer + 1) * shard)
+    return mask
+
+
+@triton.jit
+def _destinations(table, coords, BLOCK, SPLIT_DIM: tl.constexpr):
+    """The range of ranks that a tile goes to; empty for a tile outside the tensor."""
+    if SPLIT_DIM >= 0:
+        size = tl.load(table + abi.SHAPE + SPLIT_DIM)
+        shard = tl.load(table + abi.SHARD)
+        if _are_starts(coords):
+            first = coords[SPLIT_DIM].to(tl.int64)
+            last = first + BLOCK[SPLIT_DIM] - 1
+        else:
+            first = tl.min(coords[SPLIT_DIM].to(tl.int64), axis=None)
+            last = tl.max(coords[SPLIT_DIM].to(tl.int64), axis=None)
+        begin = tl.maximum(first, 0) // shard
+        end = tl.where(size > 0, tl.minimum(last, size - 1) // shard + 1, 0)
+        end = tl.where(last < 0, begin, end)
+    else:
+        begin = tl.load(table + abi.DESTINATION_BEGIN)
+        end = tl.load(table + abi.DESTINATION_END)
+    return begin.to(tl.int32), end.to(tl.int32)
+
+
+@triton.jit
+def _nth(table, n, begin, end):
+    """The n-th rank of a range, starting behind this rank: peers are not hit all at once, and this rank is last."""
+    count = end - begin
+    behind = tl.load(table + abi.RANK).to(tl.int32) + 1 - begin
+    return begin + ((behind + n) % count + count) % count
+
+
+@triton.jit
+def _overlap(start, size: tl.constexpr, low, high):
+    """How many of start, …, start + size - 1 lie in low, …, high - 1."""
+    return tl.maximum(tl.minimum(start + size, high) - tl.maximum(start, low), 0)
+
+
+@triton.jit
+def _count(table, coords, peer, BLOCK, SPLIT_DIM: tl.constexpr):
+    """Elements of a tile that are for `peer`, whether or not the author masked them."""
+    if _are_starts(coords):
+        count = tl.full([], 1, tl.int64)
+        for dim in tl.static_range(len(coords)):
+            low = tl.full([], 0, tl.int64)
+            high = tl.load(table + abi.SHAPE + dim)
+            if dim == SPLIT_DIM:
+                shard = tl.load(table + abi.SHARD)
+                low = peer * shard
+                high = tl.minimum(high, low + shard)
+            count *= _overlap(coords[dim].to(tl.int64), BLOCK[dim], low, high)
+    else:
+        indices = _indices(coords, BLOCK)
+        everything = tl.full(BLOCK, True, tl.int1)
+        mask = _owned(table, indices, _inside(table, indices, everything, 1), peer, SPLIT_DIM, 1)
+        count = tl.sum(mask.to(tl.int64), axis=None)
+    return count
+
+
+@triton.jit
+def _is_live(table):
+    """False once a wait of this rank has failed: nothing more may be stored, since a peer may still be reading."""
+    return tl.load(table + abi.STATUS, volatile=True) == 0
+
+
+@triton.jit
+def _fail(table, code: tl.constexpr, peer, expected, seen):
+    """Record the first failure of this rank; the host raises it when the kernel is complete."""
+    nothing = tl.full([], 0, tl.int64)
+    before = tl.atomic_cas(table + abi.STATUS, nothing, nothing + code, sem="acq_rel", scope="gpu")
+    if before == 0:
+        program = tl.program_id(0) + tl.num_programs(0) * (tl.program_id(1) + tl.num_programs(1) * tl.program_id(2))
+        tl.store(table + abi.REPORT + 0, program.to(tl.int64))
+        tl.store(table + abi.REPORT + 1, peer.to(tl.int64))
+        tl.store(table + abi.REPORT + 2, tl.load(table + abi.EPOCH))
+        tl.store(table + abi.REPORT + 3, expected)
+        tl.store(table + abi.REPORT + 4, seen)
+
+
+@triton.jit
+def _wait(table, counter, expected, code: tl.constexpr, peer):
+    """Acquire: return when a counter of this rank has reached `expected`, or record a failure after the timeout."""
+    nothing = tl.full([], 0, tl.int64)
+    seen = tl.atomic_cas(counter, nothing, nothing, sem="acquire", scope="sys")
+    if seen - expected < 0:
+        clock = tl.load(table + abi.CLOCK).to(tl.pointer_type(tl.int64))
+        timeout_ms = tl.load(table + abi.TIMEOUT_MS)
+        start_ms = tl.load(clock, volatile=True)
+        waiting = tl.full([], True, tl.int1)
+        while waiting:
+            seen = tl.atomic_cas(counter, nothing, nothing, sem="acquire", scope="sys")
+            in_time = tl.load(clock, volatile=True) - start_ms <= timeout_ms
+            waiting = (seen - expected < 0) & in_time & _is_live(table)
+        if seen - expected < 0:
+            _fail(table, code, peer, expected, seen)
+
+
+@triton.jit
+def take_ticket(table):
+    """This program's place in the order of execution, from 0, within this run."""
+    base = tl.load(table + abi.BASE)
+    return (tl.atomic_add(table + abi.TICKETS, 1, sem="relaxed", scope="gpu") - base).to(tl.int32)
+
+
+@triton.jit
+def tile_of_ticket(table, ticket, BLOCK, SPLIT_DIM: tl.constexpr):
+    """The tile of a ticket, per dimension. Along the split dimension, tiles begin behind this rank's own and wrap
+    around, so that own tiles come last, in ascending order, and ranks begin with different peers. A ticket beyond
+    the last tile gets a tile outside the tensor.
+    """
+    NDIM: tl.constexpr = len(BLOCK)
+    OUTER: tl.constexpr = SPLIT_DIM if SPLIT_DIM >= 0 else 0
+    inner = tl.full([], 1, tl.int32)
+    for dim in tl.static_range(NDIM):
+        if dim != OUTER:
+            inner *= tl.maximum(tl.cdiv(tl.load(table + abi.SHAPE + dim), BLOCK[dim]).to(tl.int32), 1)
+    size = tl.load(table + abi.SHAPE + OUTER)
+    tiles = tl.maximum(tl.cdiv(size, BLOCK[OUTER]).to(tl.int32), 1)
+    outer = ticket // inner
+    rest = ticket % inner
+    if SPLIT_DIM >= 0:
+        own_end = tl.minimum((tl.load(table + abi.RANK) + 1) * tl.load(table + abi.SHARD), size)
+        rotated = (outer + tl.cdiv(own_end, BLOCK[OUTER]).to(tl.int32)) % tiles
+        outer = tl.where(outer < tiles, rotated, tiles)
+    tile = ()
+    for dim in tl.static_range(NDIM):
+        if dim == OUTER:
+            tile = tile + (outer,)
+        else:
+            inner = inner // tl.maximum(tl.cdiv(tl.load(table + abi.SHAPE + dim), BLOCK[dim]).to(tl.int32), 1)
+            tile = tile + (rest // inner,)
+            rest = rest % inner
+    return tile
+
+
+@triton.jit
+def announce_ready(table, ticket):
+    """The first program of a run tells every peer that this rank's earlier readers are done. Release."""
+    if ticket == 0:
+        for peer in range(0, tl.load(table + abi.WORLD).to(tl.int32)):
+            tl.atomic_add(_counter(table, peer, abi.READY), 1, sem="release", scope="sys")
+
+
+@triton.jit
+def check_grid(table, ticket, BLOCK):
+    """Record a failure if there are fewer programs than tiles: some would never be stored."""
+    if ticket == 0:
+        tiles = tl.full([], 1, tl.int64)
+        for dim in tl.static_range(len(BLOCK)):
+            tiles *= tl.cdiv(tl.load(table + abi.SHAPE + dim), BLOCK[dim])
+        programs = tl.num_programs(0).to(tl.int64) * tl.num_programs(1) * tl.num_programs(2)
+        if programs < tiles:
+            _fail(table, abi.FAILED_GRID, tl.load(table + abi.RANK), tiles, programs)
+
+
+@triton.jit
+def wait_ready(table, coords, BLOCK, SPLIT_DIM: tl.constexpr):
+    """Before a tile's stores: every rank that the tile goes to has begun this run."""
+    begin, end = _destinations(table, coords, BLOCK, SPLIT_DIM)
+    run = tl.load(table + abi.EPOCH) + 1
+    for n in range(0, end - begin):
+        peer = _nth(table, n, begin, end)
+        _wait(table, _counter(table, peer, abi.READY_HERE), run, abi.FAILED_READY, peer)
+
+
+@triton.jit
+def store_tile(table, coords, value, mask, BLOCK, SPLIT_DIM: tl.constexpr, ALIGNMENT: tl.constexpr):
+    """Store each row of a tile at its owner, in the owner's result."""
+    begin, end = _destinations(table, coords, BLOCK, SPLIT_DIM)
+    indices = _indices(coords, BLOCK)
+    inside = _inside(table, indices, mask & _is_live(table), ALIGNMENT)
+    for n in range(0, end - begin):
+        peer = _nth(table, n, begin, end)
+        pointers = _pointers(table, peer, indices, abi.RESULT, abi.RESULT_STRIDE, value.dtype, ALIGNMENT)
+        tl.store(pointers, value, mask=_owned(table, indices, inside, peer, SPLIT_DIM, ALIGNMENT))
+
+
+@triton.jit
+def arrive(table, coords, BLOCK, SPLIT_DIM: tl.constexpr):
+    """After a tile's stores: tell every rank that it went to. One barrier, then one release per owner."""
+    begin, end = _destinations(table, coords, BLOCK, SPLIT_DIM)
+    live = _is_live(table)
+    tl.debug_barrier()
+    for n in range(0, end - begin):
+        peer = _nth(table, n, begin, end)
+        count = _count(table, coords, peer, BLOCK, SPLIT_DIM)
+        tl.atomic_add(_counter(table, peer, abi.ARRIVED), count, mask=live, sem="release", scope="sys")
+
+
+@triton.jit
+def store_partial(table, coords, value, mask, BLOCK, SPLIT_DIM: tl.constexpr, ALIGNMENT: tl.constexpr):
+    """Store the rows of a tile that other ranks will reduce, in the area for this rank at their owner."""
+    begin, end = _destinations(table, coords, BLOCK, SPLIT_DIM)
+    rank = tl.load(table + abi.RANK).to(tl.int32)
+    indices = _indices(coords, BLOCK)
+    inside = _inside(table, indices, mask & _is_live(table), ALIGNMENT)
+    for n in range(0, end - begin):
+        peer = _nth(table, n, begin, end)
+        if peer != rank:
+            pointers = _pointers(table, peer, indices, abi.STAGE, abi.STAGE_STRIDE, value.dtype, ALIGNMENT)
+            tl.store(pointers, value, mask=_owned(table, indices, inside, peer, SPLIT_DIM, ALIGNMENT))
+
+
+@triton.jit
+def wait_partials(table, coords, BLOCK, SPLIT_DIM: tl.constexpr):
+    """Before a tile with own rows is reduced: all that the other ranks computed for this rank has arrived."""
+    begin, end = _destinations(table, coords, BLOCK, SPLIT_DIM)
+    rank = tl.load(table + abi.RANK).to(tl.int32)
+    if (begin <= rank) & (rank < end):
+        run = tl.load(table + abi.EPOCH) + 1
+        for peer in range(0, tl.load(table + abi.WORLD).to(tl.int32)):
+            if peer != rank:
+                expected = run * _peer_word(table, peer, abi.EXPECTED)
+                _wait(table, _counter(table, peer, abi.ARRIVED_HERE), expected, abi.FAILED_ARRIVAL, peer)
+
+
+@triton.jit
+def reduce_tile(table, coords, value, mask, BLOCK, SPLIT_DIM: tl.constexpr, ALIGNMENT: tl.constexpr,
+                ACC: tl.constexpr, DTYPE: tl.constexpr, TO_ALL: tl.constexpr):  # fmt: skip
+    """Sum the own rows of a tile in the order of ranks, and store them in the result, here or at all ranks."""
+    begin, end = _destinations(table, coords, BLOCK, SPLIT_DIM)
+    rank = tl.load(table + abi.RANK).to(tl.int32)
+    if (begin <= rank) & (rank < end):
+        world = tl.load(table + abi.WORLD).to(tl.int32)
+        indices = _indices(coords, BLOCK)
+        inside = _inside(table, indices, mask & _is_live(table), ALIGNMENT)
+        own = _owned(table, indices, inside, rank, SPLIT_DIM, ALIGNMENT)
+        total = tl.zeros(BLOCK, ACC)
+        for peer in range(0, world):
+            pointers = _pointers(table, peer, indices, abi.STAGE_HERE, abi.STAGE_STRIDE, value.dtype, ALIGNMENT)
+            arrived = tl.load(pointers, mask=own & (peer != rank))
+            total += tl.where(peer == rank, value, arrived).to(ACC)
+        result = total.to(DTYPE)
+        if TO_ALL:
+            for n in range(0, world):
+                peer = _nth(table, n, 0, world)
+                pointers = _pointers(table, peer, indices, abi.RESULT, abi.RESULT_STRIDE, DTYPE, ALIGNMENT)
+                tl.store(pointers, result, mask=own)
+        else:
+            pointers = _pointers(table, rank, indices, abi.RESULT, abi.RESULT_STRIDE, DTYPE, ALIGNMENT)
+            tl.store(pointers, result, mask=own)
+
+
+@triton.jit
+def wait_all_ready(table, coords, BLOCK, SPLIT_DIM: tl.constexpr):
+    """Before the reduced rows of a tile go to all ranks: all have begun this run."""
+    begin, end = _destinations(table, coords, BLOCK, SPLIT_DIM)
+    rank = tl.load(table + abi.RANK).to(tl.int32)
+    if (begin <= rank) & (rank < end):
+        run = tl.load(table + abi.EPOCH) + 1
+        for peer in range(0, tl.load(table + abi.WORLD).to(tl.int32)):
+            _wait(table, _counter(table, peer, abi.READY_HERE), run, abi.FAILED_READY, peer)
+
+
+@triton.jit
+def arrive_reduced(table, coords, BLOCK, SPLIT_DIM: tl.constexpr):
+    """After the reduced rows of a tile were stored at all ranks: tell them. One barrier, then one release each."""
+    begin, end = _destinations(table, coords, BLOCK, SPLIT_DIM)
+    rank = tl.load(table + abi.RANK).to(tl.int32)
+    if (begin <= rank) & (rank < end):
+        live = _is_live(table)
+        world = tl.load(table + abi.WORLD).to(tl.int32)
+        count = _count(table, coords, rank, BLOCK, SPLIT_DIM)
+        tl.debug_barrier()
+        for n in range(0, world):
+            counter = _counter(table, _nth(table, n, 0, world), abi.REDUCED)
+            tl.atomic_add(counter, count, mask=live, sem="release", scope="sys")
+
+
+@triton.jit
+def finish(table):
+    """The tail: the last program of a run waits until everything for this rank has arrived, then ends the run."""
+    epoch = tl.load(table + abi.EPOCH)
+    base = tl.load(table + abi.BASE)
+    programs = tl.num_programs(0).to(tl.int64) * tl.num_programs(1) * tl.num_programs(2)
+    done = tl.atomic_add(table + abi.DONE, 1, sem="acq_rel", scope="gpu")
+    if done - base == programs - 1:
+        run = epoch + 1
+        for peer in range(0, tl.load(table + abi.WORLD).to(tl.int32)):
+            expected = run * _peer_word(table, peer, abi.EXPECTED)
+            _wait(table, _counter(table, peer, abi.ARRIVED_HERE), expected, abi.FAILED_ARRIVAL, peer)
+            expected = run * _peer_word(table, peer, abi.EXPECTED_REDUCED)
+            _wait(table, _counter(table, peer, abi.REDUCED_HERE), expected, abi.FAILED_REDUCED, peer)
+        if _is_live(table):
+            tl.store(table + abi.EPOCH, run)
+        tl.store(table + abi.BASE, base + programs)
