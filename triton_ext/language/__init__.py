@@ -6,7 +6,7 @@ Importing this module installs the compiler passes, so a plain `@triton.jit` ker
 from __future__ import annotations
 
 from ..passes import install
-from .epilogue import Epilogue, epilogue
+from .core import Epilogue, epilogue
 
 install()
 

@@ -132,9 +132,9 @@ def spec_of(marker: ir.operation) -> dialect.Spec:
 
 
 def where(op: ir.operation) -> str:
-    """The author's line."""
-    match = re.search(r'"([^"]+)":(\d+)', str(op.get_result(0).get_loc()))
-    return f"{match[1]}:{match[2]}" if match else "unknown line"
+    """The author's line: of the kernel, if the operation was inlined into it."""
+    lines = re.findall(r'"([^"]+)":(\d+)', str(op.get_result(0).get_loc()))
+    return ":".join(lines[-1]) if lines else "unknown line"
 
 
 def block_shape(spec: dialect.Spec) -> tl.tuple:

@@ -34,13 +34,11 @@ def _check_store(
     store: ir.operation, operations: list[ir.operation], parents: dict[int, ir.operation], entry: ir.block
 ) -> None:
     handle = store.get_operand(0).id()
-    tiles = any(
-        symbol_of(op) == dialect.PROGRAM_TILE and op.get_operand(0).id() == handle for op in operations
-    )
-    if spec_of(store).reduces and not tiles:
+    tiles = [op for op in operations if symbol_of(op) == dialect.PROGRAM_TILE]
+    if spec_of(store).reduces and all(op.get_operand(0).id() != handle for op in tiles):
         raise CompileError(
-            f"{where(store)}: the tile of a {spec_of(store).collective} must come from program_tile(): own tiles "
-            "have to be computed last, and tl.program_id does not say when a program runs"
+            f"{where(store)}: the tile of a {spec_of(store).collective} must come from its own program_tile(): own "
+            "tiles have to be computed last, and tl.program_id does not say when a program runs"
         )
     if not tiles and not any(op.get_name() == "tt.get_program_id" for op in operations):
         raise CompileError(

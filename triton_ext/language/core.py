@@ -6,32 +6,32 @@ from typing import Any
 
 import triton
 import triton.language as tl
-from triton.language import core
+from triton.language import core as tl_core
 
 from ..passes import dialect, version
 
 _PASSES = tl.constexpr(version())  # part of the cache key of every kernel that calls epilogue()
 
 
-@core._aggregate
+@tl_core._aggregate
 class Epilogue:
     """Where a kernel's tiles go. Made by `epilogue`; its methods are called inside the kernel."""
 
     handle: tl.tensor
     spec: tl.constexpr
 
-    @core.builtin
+    @tl_core.builtin
     def __init__(self, plan: Any, block_shape: Any, passes: Any = None, _semantic: Any = None) -> None:
         if not (hasattr(plan, "table") and hasattr(plan, "spec")):
             raise TypeError("epilogue() takes a plan: make one with tx.all_to_all(...) and pass it to the kernel")
-        spec = dialect.Spec.decode(core._unwrap_if_constexpr(plan.spec))
-        block = tuple(core._unwrap_if_constexpr(size) for size in block_shape)
+        spec = dialect.Spec.decode(tl_core._unwrap_if_constexpr(plan.spec))
+        block = tuple(tl_core._unwrap_if_constexpr(size) for size in block_shape)
         if len(block) != spec.ndim:
             raise ValueError(f"block_shape has {len(block)} sizes, the plan's tensor has {spec.ndim} dimensions")
         self.spec = tl.constexpr(spec.with_block(block).encode())
         self.handle = _marker(dialect.EPILOGUE, self.spec, "", [plan.table], plan.table.dtype, _semantic)
 
-    @core.builtin
+    @tl_core.builtin
     def program_tile(self, _semantic: Any = None) -> Any:
         """This program's tile, a tuple of one index per dimension, in units of the block.
 
@@ -46,7 +46,7 @@ class Epilogue:
             ]
         )
 
-    @core.builtin
+    @tl_core.builtin
     def store(self, coords: Any, value: Any, mask: Any = None, _semantic: Any = None) -> None:
         """Store a block of the collective's tensor.
 
@@ -66,7 +66,7 @@ class Epilogue:
         sent = tl.dtype(spec.wire_dtype if spec.reduces else spec.dtype)
         value = tl.cast(_broadcast(value, shape, _semantic), sent, _semantic=_semantic)
         operands = [self.handle, *_coordinates(coords, shape, _semantic), value]
-        if core._unwrap_if_constexpr(mask) is not None:
+        if tl_core._unwrap_if_constexpr(mask) is not None:
             operands.append(_broadcast(_semantic.to_tensor(mask), shape, _semantic))
         stored = tl.block_type(tl.int1, shape)
         mask = _marker(dialect.STORE, self.spec, "", operands, stored, _semantic)

@@ -1,0 +1,151 @@
+"""Groups of ranks: processes of torch.distributed, or the virtual ranks of one process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from ..errors import PlanError
+
+
+def timeout_s() -> float:
+    """How long any wait may take: TRITON_EXT_TIMEOUT_S, 30 by default."""
+    text = os.environ.get("TRITON_EXT_TIMEOUT_S", "30")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise PlanError(f"TRITON_EXT_TIMEOUT_S={text!r} is not a positive number of seconds")
+    return seconds
+
+
+class Group(Protocol):
+    """Ranks that make plans together. `exchange` is collective, with a timeout."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def exchange(self, value: Any) -> list[Any]:
+        """Every rank's value, in rank order."""
+
+    def global_rank(self, rank: int) -> int:
+        """A member's rank in the whole job, for messages."""
+
+
+class ProcessRanks:
+    """A torch.distributed group. Each rank is a process."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+
+    def exchange(self, value: Any) -> list[Any]:
+        if dist.get_backend(self.group) == "gloo":
+            try:
+                dist.monitored_barrier(self.group, timedelta(seconds=timeout_s()), wait_all_ranks=True)
+            except RuntimeError as error:
+                raise PlanError(
+                    f"rank {self.rank} of {self.size}: not all ranks made the same plan within {timeout_s():g} s: {error}"
+                ) from error
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def global_rank(self, rank: int) -> int:
+        return dist.get_global_rank(self.group, rank)
+
+
+class _Meeting:
+    """Where the virtual ranks of one group meet."""
+
+    def __init__(self, size: int) -> None:
+        self.barrier = threading.Barrier(size)
+        self.values: list[Any] = [None] * size
+        self.lock = threading.Lock()
+        self.subgroups: dict[tuple[int, ...], _Meeting] = {}
+
+
+class ThreadRanks:
+    """A virtual rank: one thread of a process that plays all ranks (tx.testing.World)."""
+
+    def __init__(self, rank: int, ranks: Sequence[int], meeting: _Meeting, device: torch.device) -> None:
+        self.rank = rank
+        self.size = len(ranks)
+        self.ranks = tuple(ranks)
+        self.meeting = meeting
+        self.device = device
+
+    @classmethod
+    def world(cls, size: int, device: torch.device) -> list[ThreadRanks]:
+        meeting = _Meeting(size)
+        return [cls(rank, range(size), meeting, device) for rank in range(size)]
+
+    def exchange(self, value: Any) -> list[Any]:
+        self.meeting.values[self.rank] = value
+        try:
+            self.meeting.barrier.wait(timeout_s())
+            values = list(self.meeting.values)
+            self.meeting.barrier.wait(timeout_s())
+        except threading.BrokenBarrierError:
+            raise PlanError(
+                f"rank {self.rank} of {self.size}: not all virtual ranks made the same plan within {timeout_s():g} s"
+            ) from None
+        return values
+
+    def global_rank(self, rank: int) -> int:
+        return self.ranks[rank]
+
+    def subgroup(self, ranks: Sequence[int]) -> ThreadRanks:
+        """The group of some ranks of this one; called by its members only."""
+        key = tuple(ranks)
+        if self.rank not in key:
+            raise PlanError(f"rank {self.rank} is not in the subgroup {key}")
+        with self.meeting.lock:
+            meeting = self.meeting.subgroups.setdefault(key, _Meeting(len(key)))
+        return ThreadRanks(key.index(self.rank), [self.ranks[r] for r in key], meeting, self.device)
+
+
+_virtual: ContextVar[ThreadRanks | None] = ContextVar("virtual_rank", default=None)
+
+
+@contextlib.contextmanager
+def as_virtual_rank(ranks: ThreadRanks) -> Iterator[None]:
+    """Make `ranks` the default group of this thread."""
+    token = _virtual.set(ranks)
+    try:
+        yield
+    finally:
+        _virtual.reset(token)
+
+
+def virtual_rank() -> ThreadRanks | None:
+    """The virtual rank that this thread plays, if any."""
+    return _virtual.get()
+
+
+def resolve(group: dist.ProcessGroup | ThreadRanks | None) -> Group:
+    """The group that a user means; None is the default one."""
+    if isinstance(group, ThreadRanks):
+        return group
+    if group is None:
+        if (virtual := virtual_rank()) is not None:
+            return virtual
+        if not dist.is_initialized():
+            raise PlanError("there is no group of ranks yet: call tx.init() first")
+        group = dist.group.WORLD
+    if group is None or dist.get_rank(group) < 0:
+        raise PlanError("this process is not a member of the group")
+    return ProcessRanks(group)

@@ -1,0 +1,77 @@
+"""Symmetric memory: one segment per rank, which every rank of the group can address."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+
+import torch
+
+from ..errors import PlanError
+from .groups import Group, ThreadRanks
+
+
+class SymmetricMemory:
+    """This rank's segment, zeroed, and the address of every rank's segment, as seen from here.
+
+    Between processes the segment is an anonymous file (memfd): it never has a name, so a crash leaves nothing
+    behind, and it lives as long as some rank maps it. Between virtual ranks it is ordinary memory of the device.
+    """
+
+    local: torch.Tensor  #: uint8[nbytes]
+    segments: list[torch.Tensor]
+    addresses: list[int]
+
+    def __init__(self, group: Group, nbytes: int, device: torch.device) -> None:
+        """Collective. Raises PlanError where ranks cannot map each other's memory."""
+        if isinstance(group, ThreadRanks):
+            self.local = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+            self.segments = group.exchange(self.local)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+        elif device.type == "cpu":
+            self.segments = _map_all(group, nbytes)
+            self.local = self.segments[group.rank]
+        else:
+            raise PlanError(f"symmetric memory on {device} across processes is not supported yet; use cpu")
+        self.addresses = [segment.data_ptr() for segment in self.segments]
+
+
+def _map_all(group: Group, nbytes: int) -> list[torch.Tensor]:
+    fd = os.memfd_create("triton_ext", os.MFD_CLOEXEC)
+    try:
+        os.fchmod(fd, 0o600)
+        os.ftruncate(fd, nbytes)
+        offers = group.exchange((_host(), os.getpid(), fd, nbytes))
+        segments, problem = [], None
+        for rank, (host, pid, peer_fd, peer_bytes) in enumerate(offers):
+            try:
+                if host != _host():
+                    raise PlanError(f"rank {rank} is on another host; ranks of a plan share one host for now")
+                segments.append(_map(fd if rank == group.rank else f"/proc/{pid}/fd/{peer_fd}", peer_bytes))
+            except (OSError, ValueError, PlanError) as error:
+                problem = f"rank {group.rank} cannot map the memory of rank {rank} ({peer_bytes} bytes): {error}"
+                break
+        problems = [text for text in group.exchange(problem) if text]  # all have mapped: the fd may go
+    finally:
+        os.close(fd)
+    if problems:
+        raise PlanError("; ".join(problems))
+    return segments
+
+
+def _map(path: str | int, nbytes: int) -> torch.Tensor:
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC) if isinstance(path, str) else os.dup(path)
+    try:
+        # Populated now, so that no kernel pays for page faults.
+        mapping = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+    finally:
+        os.close(fd)
+    return torch.frombuffer(mapping, dtype=torch.uint8)
+
+
+def _host() -> str:
+    """What ranks that can map each other's memory have in common."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {os.readlink('/proc/self/ns/pid')}"

@@ -1,0 +1,536 @@
+"""Plans: a collective, made once by all ranks, that kernels then run any number of times."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import triton.language as tl
+from triton import knobs
+
+from .. import passes
+from ..errors import CollectiveTimeout, PeerLost, PlanError
+from ..passes import abi, dialect
+from . import groups, layout
+from .groups import Group, ThreadRanks
+from .memory import SymmetricMemory
+from .watch import Peers, Watch, watch_for
+
+_DTYPES = {
+    torch.float32: "fp32",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float64: "fp64",
+    torch.int8: "int8",
+    torch.int16: "int16",
+    torch.int32: "int32",
+    torch.int64: "int64",
+    torch.uint8: "uint8",
+}
+_LINE = 64  # bytes between words that different ranks write
+_SIGNALS = ("READY", "ARRIVED", "REDUCED", "LEFT")  # words that each rank has at each other rank
+_FREED = 100  # STATUS of a plan that was freed; not a kernel's code
+
+
+class PlanArguments(NamedTuple):
+    """What a kernel gets of a plan: Triton flattens it."""
+
+    table: Any
+    spec: Any
+
+
+class Plan(PlanArguments):
+    """A collective that kernels can run: pass the plan itself as a kernel argument.
+
+    Made by all_to_all, all_reduce, reduce_scatter, all_gather, broadcast and put of this package.
+    """
+
+    _state: _State
+
+    @property
+    def result(self) -> torch.Tensor:
+        """What this rank has after a run, at a fixed address: valid until the next run of this plan.
+
+        Raises PlanError before the first run and after free(), and the error of a run that failed.
+        """
+        return self._state.result()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the tensor that this rank's kernel computes."""
+        return self._state.layout.shapes[self._state.group.rank]
+
+    def grid(self, *block_shape: int) -> tuple[int]:
+        """Number of programs that cover the tensor with blocks of this shape; at least one."""
+        if len(block_shape) != len(self.shape):
+            raise PlanError(f"grid() got {len(block_shape)} sizes, the tensor has {len(self.shape)} dimensions")
+        sizes = zip(self.shape, block_shape, strict=True)
+        return (max(1, prod(-(-size // block) for size, block in sizes)),)
+
+    def check(self) -> None:
+        """Wait for the device and raise the error of a run that failed, if one did (on a CPU, every launch does)."""
+        self._state.check()
+
+    def free(self) -> None:
+        """Release the memory. Not collective; a later use raises PlanError."""
+        self._state.free()
+
+
+@dataclass(eq=False)
+class _State:
+    """The host's side of a plan."""
+
+    collective: str
+    group: Group
+    layout: layout.Layout
+    table: torch.Tensor
+    dtype: torch.dtype
+    memory: SymmetricMemory | None
+    result_offset: int
+    peers: Peers
+    watch: Watch
+    programs_at_free: int = 0
+
+    def __post_init__(self) -> None:
+        # On a CPU, what kernels write is read through views that cost no torch call.
+        on_cpu = self.table.device.type == "cpu"
+        self.words = self.table.numpy() if on_cpu else None
+        self.signals = _signals(self.memory.local, self.layout.world).numpy() if on_cpu and self.memory else None
+        self.owner = groups.virtual_rank()
+
+    def word(self, index: int) -> int:
+        return int(self.words[index] if self.words is not None else self.table[index].item())
+
+    def result(self) -> torch.Tensor:
+        self.check()
+        if self.memory is None:
+            raise PlanError(f"this {self.collective} plan was freed: its result is gone")
+        if self.word(abi.EPOCH) == 0:
+            raise PlanError(f"this {self.collective} plan has not run yet: launch a kernel with it first")
+        shape = self.layout.result_shapes[self.group.rank]
+        nbytes = prod(shape) * self.dtype.itemsize
+        return self.memory.local[self.result_offset :][:nbytes].view(self.dtype).view(shape)
+
+    def look(self) -> None:
+        """Fail a run that waits for a rank that is gone: nothing more will come from it. Called by the watch."""
+        if self.words is None or self.signals is None or self.words[abi.STATUS] or not self._is_running():
+            return
+        gone = self._gone()
+        lacking = [rank for rank in gone if self._lacks(rank)]
+        if lacking:
+            epoch = self.word(abi.EPOCH)
+            self.words[abi.REPORT : abi.REPORT + 5] = [-1, lacking[0], epoch, 0, 0]
+            self.words[abi.STATUS] = abi.FAILED_HOST
+
+    def _is_running(self) -> bool:
+        return self.words is not None and self.words[abi.TICKETS] != self.words[abi.BASE]
+
+    def _gone(self) -> list[int]:
+        """Ranks whose process has ended, or which have left this plan."""
+        left = np.flatnonzero(self.signals[:, _SIGNALS.index("LEFT")]) if self.signals is not None else []
+        return sorted({*self.peers.dead(), *(int(rank) for rank in left)} - {self.group.rank})
+
+    def _lacks(self, rank: int) -> bool:
+        """Whether the run in progress still misses something of a rank."""
+        assert self.signals is not None
+        run = self.word(abi.EPOCH) + 1
+        ready, arrived, reduced, _ = (int(word) for word in self.signals[rank])
+        route = self.layout.routes[rank][self.group.rank]
+        return ready < run or arrived < run * route.expected or reduced < run * route.expected_reduced
+
+    def check(self) -> None:
+        """Raise what went wrong in a run, or after free()."""
+        status = self.word(abi.STATUS)
+        if status == _FREED:
+            if self.word(abi.BASE) != self.programs_at_free:
+                raise PlanError(f"a kernel ran with a {self.collective} plan that was freed: it did nothing")
+        elif status:
+            raise self._failure(status)
+
+    def _failure(self, status: int) -> Exception:
+        program, peer, epoch, expected, seen = (self.word(abi.REPORT + i) for i in range(5))
+        here = f"rank {self.group.rank} of {self.layout.world}, {self.collective}, run {epoch}"
+        if status == abi.FAILED_GRID:
+            return PlanError(
+                f"{here}: the grid has {seen} programs, the tensor has {expected} tiles; launch with plan.grid(*block)"
+            )
+        lost = [self._describe(rank) for rank in self._gone()]
+        if status == abi.FAILED_HOST:
+            return PeerLost(f"{here}: lost {', '.join(lost)}; the plan cannot be used any more")
+        what = {
+            abi.FAILED_READY: "to begin this run",
+            abi.FAILED_ARRIVAL: "to deliver its values",
+            abi.FAILED_REDUCED: "to deliver reduced values",
+        }[status]
+        text = (
+            f"{here}: program {program} waited {self.word(abi.TIMEOUT_MS) / 1000:g} s for rank {peer} {what} "
+            f"(expected {expected}, seen {seen})"
+        )
+        if lost:
+            return PeerLost(f"{text}; gone: {', '.join(lost)}")
+        return CollectiveTimeout(
+            f"{text}; is it slower than that, did it skip the kernel, or fail? (TRITON_EXT_TIMEOUT_S sets the limit)"
+        )
+
+    def _describe(self, rank: int) -> str:
+        dead = rank in self.peers.dead()
+        state = f"process {self.peers.pids[rank]} has ended" if dead else "it has left the plan"
+        overall = self.group.global_rank(rank)
+        return f"rank {rank}" + (f" (global rank {overall})" if overall != rank else "") + f" ({state})"
+
+    def leave(self) -> None:
+        """Tell the peers that this rank stores nothing more."""
+        if self.memory is not None and self.words is not None:
+            for segment in self.memory.segments:
+                _signals(segment, self.layout.world)[self.group.rank, _SIGNALS.index("LEFT")] = 1
+
+    def free(self) -> None:
+        if self.memory is None:
+            return
+        self.leave()
+        self.programs_at_free = self.word(abi.BASE)
+        # What a kernel would still read is made harmless: no shape, no peers, no address.
+        for word in (abi.WORLD, abi.DESTINATION_END, *range(abi.SHAPE, abi.SHAPE + abi.MAX_DIMS)):
+            self.table[word] = 0
+        self.table[abi.STATUS] = _FREED
+        self.signals = None
+        self.memory = None
+        self.peers.close()
+
+
+_live: weakref.WeakSet[_State] = weakref.WeakSet()
+
+
+def _after_launch(_metadata: Any) -> None:
+    """Raise, from the launch itself, what went wrong in a run (a launch on a CPU returns when the run is over)."""
+    me = groups.virtual_rank()
+    for state in list(_live):
+        if state.words is not None and state.words[abi.STATUS] and state.owner is me:
+            state.check()
+
+
+def _leave_all() -> None:
+    for state in list(_live):
+        state.leave()
+
+
+def free_all(owner: ThreadRanks | None) -> None:
+    """Free the plans of this process, or of one virtual rank."""
+    for state in list(_live):
+        if state.owner is owner:
+            state.free()
+
+
+atexit.register(_leave_all)
+
+
+def _signals(segment: torch.Tensor, world: int) -> torch.Tensor:
+    """int64[world, len(_SIGNALS)]: the words of each rank in a segment, each in its own line."""
+    words = segment[: world * len(_SIGNALS) * _LINE].view(torch.int64)
+    return words.view(world, len(_SIGNALS), _LINE // 8)[:, :, 0]
+
+
+def _align(nbytes: int, unit: int = 256) -> int:
+    return -(-nbytes // unit) * unit
+
+
+def _agree(
+    group: Group, mine: dict[str, Any], shape: Sequence[int], free_dim: int | None, dst: int | None
+) -> tuple[list[layout.Shape], list[int | None]]:
+    """Exchange descriptions of a plan, and return all ranks' shapes and put destinations.
+
+    Raises PlanError, on every rank, if the ranks differ in anything but dst and the shape's size along free_dim.
+    """
+    offers = group.exchange((mine, tuple(int(size) for size in shape), dst))
+    first, first_shape, _ = offers[0]
+    for rank, (other, other_shape, _) in enumerate(offers):
+        pairs = [(name, first.get(name), other.get(name)) for name in {**first, **other}]
+        fixed = [tuple(n for dim, n in enumerate(s) if dim != free_dim) for s in (first_shape, other_shape)]
+        if fixed[0] != fixed[1] or len(first_shape) != len(other_shape):
+            pairs.append(("shape", first_shape, other_shape))
+        for name, here, there in pairs:
+            if here != there:
+                raise PlanError(f"ranks disagree on a plan: {name} is {here} on rank 0 and {there} on rank {rank}")
+    for rank, (_, other_shape, _) in enumerate(offers):
+        if not 1 <= len(other_shape) <= abi.MAX_DIMS or min(other_shape) < 0:
+            raise PlanError(
+                f"shape {other_shape} on rank {rank}: a plan's tensor has 1 to {abi.MAX_DIMS} dimensions, none negative"
+            )
+    return [other_shape for _, other_shape, _ in offers], [dst for _, _, dst in offers]
+
+
+def _dim(name: str, dim: int, ndim: int) -> int:
+    if not -ndim <= dim < ndim:
+        raise PlanError(f"{name}={dim} is not a dimension of a tensor with {ndim}")
+    return dim % ndim
+
+
+def _make(
+    group: Group,
+    collective: str,
+    dtype: torch.dtype,
+    device: torch.device | str | None,
+    arguments: dict[str, Any],
+    shape: Sequence[int],
+    free_dim: int | None,
+    lay_out: Callable[[list[layout.Shape], list[int | None]], layout.Layout],
+    split_dim: int = 0,
+    wire_dtype: torch.dtype | None = None,
+    acc_dtype: torch.dtype | None = None,
+    dst: int | None = None,
+) -> Plan:
+    """The part that all collectives share. Collective over `group`."""
+    passes.install()  # again, in case another hook took the place since
+    wire, acc = wire_dtype or dtype, acc_dtype or torch.promote_types(dtype, torch.float32)
+    if not dtype.is_floating_point:
+        acc = acc_dtype or dtype
+    place = _device(group, device)
+    mine = {
+        "collective": collective,
+        "dtype": dtype,
+        "wire_dtype": wire,
+        "acc_dtype": acc,
+        "device": place.type,
+        "number of ranks": group.size,
+        **arguments,
+    }
+    shapes, destinations = _agree(group, mine, shape, free_dim, dst)
+    for each in (dtype, wire, acc):
+        if each not in _DTYPES:
+            raise PlanError(f"{each} cannot be sent; can be: {', '.join(str(name) for name in _DTYPES)}")
+    where = lay_out(shapes, destinations)
+    spec = dialect.Spec(
+        collective,
+        len(shapes[0]),
+        _DTYPES[dtype],
+        _DTYPES[wire],
+        _DTYPES[acc],
+        split_dim,
+        where.alignment(16 // min(dtype.itemsize, wire.itemsize), split_dim if collective in dialect.SPLIT else -1),
+    )
+    return _build(group, spec, where, dtype, wire, place)
+
+
+def _build(
+    group: Group, spec: dialect.Spec, where: layout.Layout, dtype: torch.dtype, wire: torch.dtype, device: torch.device
+) -> Plan:
+    """Allocate a plan's memory and fill its table."""
+    me, world = group.rank, group.size
+    result_offset = _align(world * len(_SIGNALS) * _LINE)
+    # The same on every rank, so that a peer's addresses need no exchange.
+    result_bytes = max(prod(shape) for shape in where.result_shapes) * dtype.itemsize
+    stage_offset = _align(result_offset + result_bytes)
+    nbytes = _align(stage_offset + where.stage_elements * wire.itemsize, 4096)
+    memory = SymmetricMemory(group, nbytes, device)
+    watch = watch_for(device)
+
+    def signal(at: int, of: int, name: str) -> int:
+        return memory.addresses[at] + (of * len(_SIGNALS) + _SIGNALS.index(name)) * _LINE
+
+    table = torch.zeros(abi.table_words(world), dtype=torch.int64)
+    shape = where.shapes[me]
+    table[abi.RANK] = me
+    table[abi.WORLD] = world
+    table[abi.SHAPE : abi.SHAPE + len(shape)] = torch.tensor(shape)
+    table[abi.SHARD] = where.shard
+    table[abi.DESTINATION_BEGIN], table[abi.DESTINATION_END] = where.destinations[me]
+    table[abi.CLOCK] = watch.clock_ms.data_ptr()
+    table[abi.TIMEOUT_MS] = int(groups.timeout_s() * 1000)
+    for peer in range(world):
+        there, here = where.routes[me][peer], where.routes[peer][me]
+        row = table[abi.PEERS + peer * abi.PEER_WORDS :]
+        row[abi.RESULT] = memory.addresses[peer] + result_offset + there.origin * dtype.itemsize
+        row[abi.RESULT_STRIDE : abi.RESULT_STRIDE + len(shape)] = torch.tensor(there.strides)
+        if spec.reduces:
+            row[abi.STAGE] = memory.addresses[peer] + stage_offset + there.stage_origin * wire.itemsize
+            row[abi.STAGE_HERE] = memory.addresses[me] + stage_offset + here.stage_origin * wire.itemsize
+            row[abi.STAGE_STRIDE : abi.STAGE_STRIDE + len(shape)] = torch.tensor(there.stage_strides)
+        for name in ("READY", "ARRIVED", "REDUCED"):
+            row[getattr(abi, name)] = signal(peer, me, name)
+            row[getattr(abi, f"{name}_HERE")] = signal(me, peer, name)
+        row[abi.EXPECTED] = here.expected
+        row[abi.EXPECTED_REDUCED] = here.expected_reduced
+    table = table.to(device)
+    peers = Peers(group.exchange(os.getpid()))
+    plan = Plan(table, tl.constexpr(spec.encode()))
+    plan._state = _State(spec.collective, group, where, table, dtype, memory, result_offset, peers, watch)
+    _live.add(plan._state)
+    watch.add(plan._state)
+    if device.type == "cpu" and _after_launch not in knobs.runtime.launch_exit_hook.calls:
+        knobs.runtime.launch_exit_hook.add(_after_launch)
+    return plan
+
+
+def _device(group: Group, device: torch.device | str | None) -> torch.device:
+    if device is not None:
+        return torch.device(device)
+    return group.device if isinstance(group, ThreadRanks) else torch.device("cpu")
+
+
+GroupLike = dist.ProcessGroup | ThreadRanks | None
+DeviceLike = torch.device | str | None
+
+
+def all_to_all(
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    *,
+    split_dim: int = 0,
+    concat_dim: int = 0,
+    group: GroupLike = None,
+    device: DeviceLike = None,
+) -> Plan:
+    """Every rank computes a tensor of `shape`; its part along split_dim goes to each rank, as torch.chunk cuts it.
+
+    The result of rank r: all ranks' r-th parts, concatenated along concat_dim. Sizes along concat_dim may differ
+    among ranks if it is not split_dim. Collective; raises PlanError on every rank if the ranks disagree.
+    """
+    ranks = groups.resolve(group)
+    split, concat = _dim("split_dim", split_dim, len(shape)), _dim("concat_dim", concat_dim, len(shape))
+    return _make(
+        ranks,
+        "all_to_all",
+        dtype,
+        device,
+        {"split_dim": split, "concat_dim": concat},
+        shape,
+        concat if concat != split else None,
+        lambda shapes, _: layout.all_to_all(shapes, split, concat),
+        split,
+    )
+
+
+def all_reduce(
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    *,
+    acc_dtype: torch.dtype | None = None,
+    wire_dtype: torch.dtype | None = None,
+    group: GroupLike = None,
+    device: DeviceLike = None,
+) -> Plan:
+    """The sum of all ranks' tensors of `shape`, on every rank; bitwise the same on all, and in every run.
+
+    Partial values travel as wire_dtype (default: dtype) and are summed in rank order in acc_dtype (default: float32,
+    or dtype where that is wider or an integer). Collective; raises PlanError on every rank if the ranks disagree.
+    """
+    ranks = groups.resolve(group)
+    split = max(range(len(shape)), key=lambda dim: shape[dim], default=0)
+    return _make(
+        ranks,
+        "all_reduce",
+        dtype,
+        device,
+        {},
+        shape,
+        None,
+        lambda shapes, _: layout.all_reduce(shapes, split),
+        split,
+        wire_dtype,
+        acc_dtype,
+    )
+
+
+def reduce_scatter(
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    *,
+    split_dim: int = 0,
+    acc_dtype: torch.dtype | None = None,
+    wire_dtype: torch.dtype | None = None,
+    group: GroupLike = None,
+    device: DeviceLike = None,
+) -> Plan:
+    """The sum of all ranks' tensors of `shape`; each rank gets its part along split_dim, as torch.chunk cuts it.
+
+    dtypes as in all_reduce. Collective; raises PlanError on every rank if the ranks disagree.
+    """
+    ranks = groups.resolve(group)
+    split = _dim("split_dim", split_dim, len(shape))
+    return _make(
+        ranks,
+        "reduce_scatter",
+        dtype,
+        device,
+        {"split_dim": split},
+        shape,
+        None,
+        lambda shapes, _: layout.reduce_scatter(shapes, split),
+        split,
+        wire_dtype,
+        acc_dtype,
+    )
+
+
+def all_gather(
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    *,
+    concat_dim: int = 0,
+    group: GroupLike = None,
+    device: DeviceLike = None,
+) -> Plan:
+    """All ranks' tensors, concatenated along concat_dim (where sizes may differ), on every rank. Collective."""
+    ranks = groups.resolve(group)
+    concat = _dim("concat_dim", concat_dim, len(shape))
+    return _make(
+        ranks,
+        "all_gather",
+        dtype,
+        device,
+        {"concat_dim": concat},
+        shape,
+        concat,
+        lambda shapes, _: layout.all_gather(shapes, concat),
+    )
+
+
+def broadcast(
+    shape: Sequence[int], dtype: torch.dtype, *, root: int = 0, group: GroupLike = None, device: DeviceLike = None
+) -> Plan:
+    """The tensor of rank `root` (a rank of the group), on every rank. Every rank launches the kernel. Collective."""
+    ranks = groups.resolve(group)
+    if not 0 <= root < ranks.size:
+        raise PlanError(f"root={root} is not a rank of a group of {ranks.size}")
+    return _make(
+        ranks, "broadcast", dtype, device, {"root": root}, shape, None, lambda shapes, _: layout.broadcast(shapes, root)
+    )
+
+
+def put(
+    shape: Sequence[int], dtype: torch.dtype, *, dst: int | None, group: GroupLike = None, device: DeviceLike = None
+) -> Plan:
+    """This rank's tensor goes to rank `dst` of the group, or nowhere if None. Collective: all ranks make the plan and
+    launch the kernel. Raises PlanError if two ranks put to the same one.
+    """
+    ranks = groups.resolve(group)
+    return _make(ranks, "put", dtype, device, {}, shape, None, _lay_out_put, dst=dst)
+
+
+def _lay_out_put(shapes: list[layout.Shape], destinations: list[int | None]) -> layout.Layout:
+    for rank, dst in enumerate(destinations):
+        if dst is not None and not 0 <= dst < len(shapes):
+            raise PlanError(f"rank {rank}: dst={dst} is not a rank of a group of {len(shapes)}")
+        if dst is not None and destinations.index(dst) != rank:
+            raise PlanError(
+                f"ranks {destinations.index(dst)} and {rank} both put to rank {dst}; use all_gather or two plans"
+            )
+    return layout.put(shapes, destinations)
+
+
+def signature(collective: str, ndim: int, dtype: str = "fp32", alignment: int = 4) -> tuple[PlanArguments, str]:
+    """For compiling ahead of time: the plan's types as Triton writes them, and the value of its constant `spec`.
+
+    The signature's entry 1 is a constexpr; give its value under the path (position of the plan, 1).
+    """
+    acc = "fp32" if dtype in ("fp16", "bf16") else dtype
+    spec = dialect.Spec(collective, ndim, dtype, dtype, acc, 0, alignment)
+    return PlanArguments("*i64", "constexpr"), spec.encode()

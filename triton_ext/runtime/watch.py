@@ -1,0 +1,100 @@
+"""The watch: a thread per process that keeps the clock kernels read, and notices peers that are gone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import time
+import weakref
+from typing import Protocol
+
+import torch
+
+_TICK_S = 0.02
+
+
+class Watched(Protocol):
+    """A plan in use."""
+
+    def look(self) -> None:
+        """Called at every tick: end a run that waits for a peer that is gone."""
+
+
+class Watch:
+    """Ticks while there is something to watch. `clock_ms` counts milliseconds in memory that kernels can read."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.clock_ms = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._watched: weakref.WeakSet[Watched] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def add(self, watched: Watched) -> None:
+        with self._lock:
+            self._watched.add(watched)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="triton_ext watch", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        clock = self.clock_ms.numpy()
+        start = time.monotonic()
+        while True:
+            clock[0] = int((time.monotonic() - start) * 1000) + 1
+            with self._lock:
+                watched = list(self._watched)
+                if not watched:
+                    self._thread = None
+                    return
+            for each in watched:
+                each.look()
+            del watched, each
+            time.sleep(_TICK_S)
+
+
+_watches: dict[str, Watch] = {}
+_watches_lock = threading.Lock()
+
+
+def watch_for(device: torch.device) -> Watch:
+    """The watch of this process for plans on a kind of device."""
+    with _watches_lock:
+        return _watches.setdefault(device.type, Watch(device))
+
+
+def _forget() -> None:
+    _watches.clear()  # a forked child has no watch thread
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+class Peers:
+    """The processes of the other ranks."""
+
+    def __init__(self, pids: list[int]) -> None:
+        self.pids = pids
+        self._descriptors: dict[int, int] = {}
+        for rank, pid in enumerate(pids):
+            if pid != os.getpid():
+                with contextlib.suppress(ProcessLookupError):
+                    self._descriptors[rank] = os.pidfd_open(pid)
+        self._poll = select.poll()
+        for descriptor in self._descriptors.values():
+            self._poll.register(descriptor, select.POLLIN)
+
+    def dead(self) -> list[int]:
+        """Ranks whose process has ended."""
+        ready = {descriptor for descriptor, _ in self._poll.poll(0)}
+        gone = [rank for rank, pid in enumerate(self.pids) if pid != os.getpid() and rank not in self._descriptors]
+        return gone + [rank for rank, descriptor in self._descriptors.items() if descriptor in ready]
+
+    def close(self) -> None:
+        while self._descriptors:
+            os.close(self._descriptors.popitem()[1])
+        self._poll = select.poll()
+
+    def __del__(self) -> None:
+        self.close()

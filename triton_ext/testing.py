@@ -1,0 +1,67 @@
+"""Virtual ranks: a whole group in one process, for tests and for trying things out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .errors import PlanError
+from .runtime import groups, plans
+
+
+class World:
+    """`size` virtual ranks in this process: threads on a CPU, threads with a stream each on one GPU."""
+
+    def __init__(self, size: int, device: torch.device | str = "cpu") -> None:
+        if size < 1:
+            raise PlanError(f"a world of {size} ranks: there has to be at least one")
+        self.size = size
+        self.device = torch.device(device)
+
+    def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """Call function(rank, *args) on every rank at once, and return the results in rank order.
+
+        Inside, plans default to the group of all virtual ranks. When all have ended, their plans are freed, and the
+        first error is raised; a rank that raises makes those that wait for it raise too.
+        """
+        ranks = groups.ThreadRanks.world(self.size, self.device)
+        results: list[Any] = [None] * self.size
+        errors: list[tuple[int, BaseException]] = []
+
+        def play(me: groups.ThreadRanks) -> None:
+            with groups.as_virtual_rank(me):
+                try:
+                    if self.device.type == "cuda":
+                        with torch.cuda.stream(torch.cuda.Stream(self.device)):
+                            results[me.rank] = function(me.rank, *args)
+                            torch.cuda.current_stream(self.device).synchronize()
+                    else:
+                        results[me.rank] = function(me.rank, *args)
+                except BaseException as error:  # raised again in run()
+                    errors.append((me.rank, error))
+                    me.meeting.barrier.abort()
+                    plans.free_all(me)
+
+        threads = [threading.Thread(target=play, args=(me,), name=f"virtual rank {me.rank}") for me in ranks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for me in ranks:
+            plans.free_all(me)
+        if errors:
+            rank, error = errors[0]
+            error.add_note(f"on virtual rank {rank} of {self.size}")
+            raise error
+        return results
+
+
+def subgroup(ranks: list[int]) -> groups.ThreadRanks:
+    """The group of some virtual ranks; called by its members only, like a member of torch.distributed.new_group."""
+    me = groups.virtual_rank()
+    if me is None:
+        raise PlanError("subgroup() is for the virtual ranks of a World; use torch.distributed.new_group otherwise")
+    return me.subgroup(ranks)
