@@ -13,7 +13,7 @@ from triton_ext.passes.kernel import Kernel
 def readable(text: str) -> list[str]:
     """The kernel's body, with calls of the protocol's functions written as `name(operands)`, markers too."""
     body = re.search(r"tt\.func public @\w+\(.*?\{\n(.*?)\n  \}", text, re.DOTALL)[1]
-    body = re.sub(r"tt\.call @triton_ext\.passes\.protocol\.(\w+?)__[^(]*\(([^)]*)\) : .*", r"\1(\2)", body)
+    body = re.sub(r"tt\.call @\"?triton_ext\.passes\.protocol\.(\w+?)__(?:.*\"|[^(]*)\(([^)]*)\) : .*", r"\1(\2)", body)
     body = re.sub(r"tt\.extern_elementwise (.*?) \{.*symbol = \"(\S+)\"\}.*", r"\2(\1)", body)
     body = re.sub(r" : \(.*| : (tensor|!tt\.ptr|i32|i1)\S*$", "", body, flags=re.MULTILINE)
     return [line.strip() for line in body.splitlines() if line.strip()]

@@ -1,6 +1,6 @@
 """The communication epilogue: a kernel stores its tiles through it, and each row reaches the rank that owns it."""
 
-from __future__ import annotations
+# No `from __future__ import annotations` here: Triton 3.6 reads an aggregate's annotations as types.
 
 from typing import Any
 
