@@ -1,0 +1,90 @@
+"""What GPUs get, checked in their assembly: a tile's stores, then a barrier and one system-scope release; no fence."""
+
+import re
+
+import pytest
+import triton
+from collectives import copy_out
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from triton_ext.runtime.plans import signature
+
+CUDA = [GPUTarget("cuda", 90, 32), GPUTarget("cuda", 100, 32)]
+HIP = [GPUTarget("hip", "gfx942", 64), GPUTarget("hip", "gfx950", 64)]
+COLLECTIVES = ["all_to_all", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "put"]
+
+
+def name_of(target):
+    return f"{target.backend}:{target.arch}"
+
+
+@pytest.fixture(autouse=True)
+def compile_anew(monkeypatch, tmp_path):
+    monkeypatch.setattr(knobs.cache, "dir", str(tmp_path))
+
+
+def build(collective, target):
+    plan, spec = signature(collective, 2)
+    kinds = {"x": "*fp32", "c": plan, "M": "i32", "N": "i32", "stride": "i32", "BM": "constexpr", "BN": "constexpr"}
+    source = ASTSource(copy_out, kinds, constexprs={(1, 1): spec, (5,): 32, (6,): 64})
+    return triton.compile(source, target=target).asm
+
+
+# The letters of a kernel's memory operations, in the order of the text: S a tile's store (float32), B barrier,
+# R release-add at system scope, A acquire at system scope, F a fence of its own.
+PTX = {
+    "S": r"st\.global\S*\.b32",
+    "B": r"bar\.sync",
+    "R": r"(?:red|atom)\.global\.sys\.release\.add",
+    "A": r"atom\.global\.acquire\.sys\.cas",
+    "F": r"(?:membar|fence)\.",
+}
+AMDGCN = {
+    "S": r"global_store_dwordx?[0-9]* v\[\d+:\d+\], v\S+, off",
+    "B": r"s_barrier",
+    "R": r"buffer_wbl2 sc0 sc1\s(?:(?!global_|buffer_|s_barrier).*\s)*?\s*global_atomic_add_x2 .* sc1",
+    "A": r"global_atomic_cmpswap_x2 .*sc0 sc1\s(?:(?!global_).*\s)*?\s*buffer_inv sc0 sc1",
+    "F": r"buffer_wbl2 sc0 sc1",
+}
+
+
+def letters(text, patterns):
+    either = "|".join(f"(?P<{letter}>{pattern})" for letter, pattern in patterns.items())
+    return "".join(match.lastgroup for match in re.finditer(either, text))
+
+
+def check(trace, collective):
+    """The rules that hold for every target, on the letters of a kernel."""
+    assert "F" not in trace, "no fence but those of the releases"
+    first, last = trace.index("S"), trace.rindex("S")
+    assert "A" in trace[:first], "the ready-wait comes before the first store"
+    assert re.match(r"S+B+R", trace[first:]), "stores, barrier, release"
+    assert re.search(r"B+R", trace[last:]) or collective == "reduce_scatter"
+    # Behind the stores of a tile: one release; an all_reduce stores and releases twice.
+    between = re.sub(r"A|B", "", trace[first : last + 1] + trace[last + 1 :])
+    releases = re.findall(r"S+(R*)", between)
+    expected = {"all_reduce": [1, 1], "reduce_scatter": [1, 0]}.get(collective, [1])
+    assert [min(len(r), 1) for r in releases] == expected
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("target", CUDA, ids=name_of)
+def test_ptx(collective, target):
+    trace = letters(build(collective, target)["ptx"], PTX)
+    check(trace, collective)
+    tile = trace[trace.index("S") :]
+    assert tile.count("R") == (2 if collective == "all_reduce" else 1), "one release instruction per arrival"
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("target", HIP, ids=name_of)
+def test_amdgcn(collective, target):
+    check(letters(build(collective, target)["amdgcn"], AMDGCN), collective)
+
+
+def test_tiles_leave_in_wide_stores():
+    """A plan whose rows are aligned compiles to 128-bit stores."""
+    assert "st.global.v4.b32" in build("all_to_all", CUDA[0])["ptx"]
+    assert "global_store_dwordx4" in build("all_to_all", HIP[0])["amdgcn"]
