@@ -19,7 +19,10 @@ def program(axes: Axes, row: float, start: float, width: float, color: str, text
 
 def main() -> None:
     figure, (unfused, fused) = plt.subplots(2, 1, figsize=(8, 4.2), sharex=True, layout="constrained")
-    for axes, title in ((unfused, "unfused: kernel, then collective"), (fused, "fused: every tile leaves when it is computed")):
+    for axes, title in (
+        (unfused, "unfused: kernel, then collective"),
+        (fused, "fused: every tile leaves when it is computed"),
+    ):
         axes.set_title(title, loc="left", fontsize=10)
         axes.set_yticks(range(SLOTS + 1), [*(f"WG slot {slot}" for slot in range(SLOTS)), "link"], fontsize=8)
         axes.invert_yaxis()
@@ -37,7 +40,9 @@ def main() -> None:
         step, slot = divmod(tile, SLOTS)
         program(fused, SLOTS, step + 1 + slot * 0.33, 0.33, SEND, str(tile))
     program(fused, 0, end, 0.25, WAIT)
-    fused.annotate("tail: all arrived", (end + 0.25, 0), (end + 0.7, 0), va="center", fontsize=8, arrowprops={"arrowstyle": "-"})
+    fused.annotate(
+        "tail: all arrived", (end + 0.25, 0), (end + 0.7, 0), va="center", fontsize=8, arrowprops={"arrowstyle": "-"}
+    )
     fused.set_xlabel("time (tiles)", fontsize=9)
     figure.savefig(Path(__file__).with_suffix(".png"), dpi=130)
 

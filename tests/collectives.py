@@ -86,4 +86,8 @@ def assert_close(result, expected):
     assert torch.equal(finite, torch.isfinite(result))
     assert torch.equal(torch.nan_to_num(expected[~finite]), torch.nan_to_num(result[~finite]))
     scale = expected[finite].abs().max().item() if finite.any() else 1.0
-    assert (result[finite] - expected[finite]).abs().max().item() <= tolerance * max(scale, 1e-30) if finite.any() else True
+    assert (
+        (result[finite] - expected[finite]).abs().max().item() <= tolerance * max(scale, 1e-30)
+        if finite.any()
+        else True
+    )

@@ -101,7 +101,9 @@ def test_interrupt_ends_all_ranks(tmp_path):
         )
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, text=True)
+    job = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, text=True
+    )
     try:
         assert job.stdout.readline().strip() == "running"
         os.killpg(job.pid, signal.SIGINT)

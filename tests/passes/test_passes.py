@@ -91,7 +91,9 @@ def test_insert_sync_of_a_reduce_scatter_sends_nothing_reduced(lowered):
 def test_every_store_of_a_kernel_is_lowered_and_synchronised(lowered):
     second = [line.replace("%m", "%n") for line in store()]
     body = [epilogue(), tile("all_to_all", 0), tile("all_to_all", 1), *store(), *second]
-    names = [line.split("(")[0] for line in calls_of(lowered(kernel(body=body), order_tiles, lower_epilogue, insert_sync))]
+    names = [
+        line.split("(")[0] for line in calls_of(lowered(kernel(body=body), order_tiles, lower_epilogue, insert_sync))
+    ]
     assert names[4:] == ["wait_ready", "store_tile", "arrive"] * 2 + ["finish"]
 
 

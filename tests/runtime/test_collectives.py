@@ -265,7 +265,9 @@ class TestMisuse:
 
     def test_different_collectives(self):
         def rank_main(rank):
-            with pytest.raises(tx.errors.PlanError, match="collective is all_reduce on rank 0 and all_gather on rank 1"):
+            with pytest.raises(
+                tx.errors.PlanError, match="collective is all_reduce on rank 0 and all_gather on rank 1"
+            ):
                 (tx.all_reduce, tx.all_gather)[rank]((8, 8), torch.float32)
 
         tx.testing.World(2).run(rank_main)
@@ -290,7 +292,7 @@ class TestFaults:
             plan = tx.all_reduce((8, 8), torch.float32)
             if rank == 0:
                 start = time.monotonic()
-                with pytest.raises(tx.errors.CollectiveTimeout, match="waited 0.5 s for rank 1 to begin this run"):
+                with pytest.raises(tx.errors.CollectiveTimeout, match=r"waited 0\.5 s for rank 1 to begin this run"):
                     launch(plan, torch.ones(8, 8))
                 assert time.monotonic() - start < 5
                 with pytest.raises(tx.errors.CollectiveTimeout):

@@ -1,4 +1,4 @@
-"""Pass 4, insert sync: no store before its peer is ready, a release behind every tile, and no end before all arrived."""
+"""Pass 4, insert sync: no store before its peer is ready, a release behind every tile, no end before all arrived."""
 
 from __future__ import annotations
 

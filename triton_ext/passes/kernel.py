@@ -87,9 +87,7 @@ class Kernel:
         """The kernel's first block."""
         name = self.module.get_entry_func_name()
         operations = self.operations()
-        [kernel] = (
-            op for op in operations if op.get_name() == "tt.func" and op.get_str_attr("sym_name") == name
-        )
+        [kernel] = (op for op in operations if op.get_name() == "tt.func" and op.get_str_attr("sym_name") == name)
         body = kernel.get_region(0).id()
         return next(block for op in operations if (block := block_of(op)) and block.get_parent().id() == body)
 

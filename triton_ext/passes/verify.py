@@ -1,4 +1,4 @@
-"""Pass 1, verify: a kernel that passes has epilogues that every program reaches, one per plan, with a place to store."""
+"""Pass 1, verify: a kernel that passes has one epilogue per plan, and stores that every program reaches."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class ProcessRanks:
                 dist.monitored_barrier(self.group, timedelta(seconds=timeout_s()), wait_all_ranks=True)
             except RuntimeError as error:
                 raise PlanError(
-                    f"rank {self.rank} of {self.size}: not all ranks made the same plan within {timeout_s():g} s: {error}"
+                    f"rank {self.rank} of {self.size}: not all ranks made a plan within {timeout_s():g} s: {error}"
                 ) from error
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value, group=self.group)

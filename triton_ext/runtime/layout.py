@@ -154,8 +154,7 @@ def broadcast(shapes: list[Shape], root: int) -> Layout:
     """The root's tensor, on every rank."""
     world, shape = len(shapes), shapes[0]
     routes = [
-        [Route(0, strides_of(shape), expected=prod(shape) if source == root else 0)] * world
-        for source in range(world)
+        [Route(0, strides_of(shape), expected=prod(shape) if source == root else 0)] * world for source in range(world)
     ]
     destinations = [(0, world) if rank == root else (0, 0) for rank in range(world)]
     return Layout(shapes, [shape] * world, 1, destinations, routes)

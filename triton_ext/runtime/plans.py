@@ -135,8 +135,10 @@ class _State:
 
     def _gone(self) -> list[int]:
         """Ranks whose process has ended, or which have left this plan."""
-        left = np.flatnonzero(self.signals[:, _SIGNALS.index("LEFT")]) if self.signals is not None else []
-        return sorted({*self.peers.dead(), *(int(rank) for rank in left)} - {self.group.rank})
+        left: list[int] = []
+        if self.signals is not None:
+            left = np.flatnonzero(self.signals[:, _SIGNALS.index("LEFT")]).tolist()
+        return sorted({*self.peers.dead(), *left} - {self.group.rank})
 
     def _lacks(self, rank: int) -> bool:
         """Whether the run in progress still misses something of a rank."""
