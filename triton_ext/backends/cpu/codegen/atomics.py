@@ -1,0 +1,113 @@
+"""Atomic operations: real ones, on memory that other threads and processes share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+from llvmlite import ir
+from xdsl.dialects.builtin import StringAttr
+from xdsl.ir import Operation, SSAValue
+
+from triton_ext.backends.cpu.codegen.lltypes import (
+    I1,
+    PTR,
+    element_of,
+    is_float,
+    register_type,
+    size_bytes,
+    tensor_shape,
+)
+from triton_ext.backends.cpu.codegen.nest import Nest, Point
+from triton_ext.backends.cpu.codegen.tiles import Buffer, Tile
+from triton_ext.errors import CompileError
+from triton_ext.ir import source_line
+from triton_ext.ir import dialect as tt
+
+if TYPE_CHECKING:
+    from triton_ext.backends.cpu.codegen.function import FunctionLowering
+
+# The scopes (cta, gpu, sys) are one on a CPU: every thread and process sees the same coherent memory.
+_ORDERS = {"relaxed": "monotonic", "acquire": "acquire", "release": "release", "acq_rel": "acq_rel"}
+_RMW = {
+    "and": "and", "or": "or", "xor": "xor", "add": "add", "fadd": "fadd", "max": "max", "min": "min",
+    "umax": "umax", "umin": "umin", "exch": "xchg",
+}  # fmt: skip
+
+
+def _order(op: Operation) -> str:
+    return _ORDERS[cast(StringAttr, op.attributes["sem"]).data]
+
+
+def lower_rmw(lowering: FunctionLowering, op: Operation) -> None:
+    assert isinstance(op, tt.AtomicRMWOp)
+    kind = op.atomic_rmw_op.data
+    if kind not in _RMW:
+        raise CompileError(f"{source_line(op)}: the CPU backend does not support tt.atomic_rmw {kind}")
+
+    def perform(pointer: ir.Value, values: list[ir.Value]) -> ir.Value:
+        return lowering.emit.builder.atomic_rmw(_RMW[kind], pointer, values[0], _order(op))
+
+    _each_element(lowering, op, op.ptr, [op.val], op.mask, perform)
+
+
+def lower_cas(lowering: FunctionLowering, op: Operation) -> None:
+    assert isinstance(op, tt.AtomicCASOp)
+    order = _order(op)
+    builder = lowering.emit.builder
+
+    def perform(pointer: ir.Value, values: list[ir.Value]) -> ir.Value:
+        type_ = values[0].type
+        if is_float(type_):  # compared as bits
+            integer = ir.IntType(8 * size_bytes(type_))
+            values = [builder.bitcast(value, integer) for value in values]
+        failure = "acquire" if order in ("acquire", "acq_rel") else "monotonic"
+        pair = builder.cmpxchg(pointer, values[0], values[1], order, failure)
+        old = builder.extract_value(pair, 0)
+        return builder.bitcast(old, type_) if is_float(type_) else old
+
+    _each_element(lowering, op, op.ptr, [op.cmp, op.val], None, perform)
+
+
+def _each_element(
+    lowering: FunctionLowering,
+    op: Operation,
+    pointer: SSAValue,
+    operands: list[SSAValue],
+    mask: SSAValue | None,
+    perform: Callable[[ir.Value, list[ir.Value]], ir.Value],
+) -> None:
+    """Do an atomic operation for a scalar, or for every element of a tile, one after the other."""
+    emit, builder = lowering.emit, lowering.emit.builder
+    result = op.results[0]
+    type_ = register_type(element_of(result.type))
+
+    def guarded(where: ir.Value, values: list[ir.Value], condition: ir.Value | None) -> ir.Value:
+        if condition is None or (isinstance(condition, ir.Constant) and condition.constant):
+            return perform(where, values)
+        zero = ir.Constant(type_, 0.0 if is_float(type_) else 0)
+        (old,) = emit.either(condition, lambda: [perform(where, values)], lambda: [zero])
+        return old
+
+    if not tensor_shape(pointer.type):
+        condition = lowering.scalar(mask) if mask is not None else None
+        lowering.define(
+            result, guarded(lowering.scalar(pointer), [lowering.scalar(value) for value in operands], condition)
+        )
+        return
+    tiles: list[Tile] = [lowering.tile(value) for value in (pointer, *operands, *([mask] if mask is not None else []))]
+    plan = lowering.scheduler.plan(tensor_shape(pointer.type), tiles, vectorize=False)
+    kept: Buffer | None = None
+    if next(iter(result.uses), None) is not None:
+        kept = lowering.scheduler.buffer(tensor_shape(result.type), Tile(tensor_shape(result.type), element_of(result.type)))
+
+    def body(nest: Nest, point: Point) -> None:
+        address, *values = (nest.value(tile, point) for tile in tiles)
+        condition = values.pop() if mask is not None else None
+        old = guarded(builder.inttoptr(address, PTR), values, condition)
+        if kept is not None:
+            kept.write(nest, point, old)
+
+    lowering.scheduler.run(plan, body)
+    if kept is not None:
+        lowering.define(result, kept)

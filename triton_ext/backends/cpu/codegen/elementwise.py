@@ -1,0 +1,346 @@
+"""Operations of the arith, math and tt dialects that act element by element, on scalars and vectors alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from llvmlite import ir
+from xdsl.dialects.builtin import StringAttr
+from xdsl.ir import Operation
+
+from triton_ext.backends.cpu.codegen.emit import Emitter
+from triton_ext.backends.cpu.codegen.lltypes import (
+    BF16,
+    F16,
+    F32,
+    F64,
+    I1,
+    I64,
+    PTR,
+    element_of,
+    is_float,
+    lane_type,
+    scalar_of,
+    with_lanes_of,
+)
+from triton_ext.errors import CompileError
+from triton_ext.ir import source_line
+
+Values = Sequence[ir.Value]
+Lowering = Callable[[Emitter, Operation, Values], ir.Value]
+
+_LOWERINGS: dict[str, Lowering] = {}
+
+
+def lower(emit: Emitter, op: Operation, values: Values) -> ir.Value:
+    """Emit `op` on operands that are all scalars or all vectors of one width."""
+    return _LOWERINGS[op.name](emit, op, values)
+
+
+def is_elementwise(op: Operation) -> bool:
+    return op.name in _LOWERINGS
+
+
+def cost(op: Operation) -> int:
+    """Rough cost of one element relative to an addition."""
+    name = op.name
+    if name in _CHEAP_MATH or not (name.startswith("math.") or name in _DIVISIONS or name == "tt.extern_elementwise"):
+        return 1
+    return 12
+
+
+_CHEAP_MATH = {"math.absf", "math.absi", "math.fma", "math.floor", "math.ceil", "math.copysign", "math.trunc"}
+_DIVISIONS = {
+    "arith.divsi", "arith.divui", "arith.remsi", "arith.remui", "arith.divf", "arith.remf", "tt.precise_divf",
+}  # fmt: skip
+
+
+def _define(*names: str) -> Callable[[Lowering], Lowering]:
+    def register(lowering: Lowering) -> Lowering:
+        _LOWERINGS.update(dict.fromkeys(names, lowering))
+        return lowering
+
+    return register
+
+
+def _result_type(op: Operation, values: Values) -> ir.Type:
+    element = element_of(op.results[0].type)
+    return with_lanes_of(lane_type(element), values[0].type)
+
+
+# -- integer and float arithmetic -----------------------------------------------------------------------------
+
+_INTEGER = {
+    "arith.addi": "add", "arith.subi": "sub", "arith.muli": "mul", "arith.andi": "and_", "arith.ori": "or_",
+    "arith.xori": "xor",
+}  # fmt: skip
+_FLOAT = {"arith.addf": "fadd", "arith.subf": "fsub", "arith.mulf": "fmul", "arith.divf": "fdiv", "arith.remf": "frem"}
+
+
+@_define(*_INTEGER)
+def _integer(emit: Emitter, op: Operation, values: Values) -> ir.Value:
+    return getattr(emit.builder, _INTEGER[op.name])(*values)
+
+
+@_define(*_FLOAT)
+def _float(emit: Emitter, op: Operation, values: Values) -> ir.Value:
+    return getattr(emit.builder, _FLOAT[op.name])(*values, flags=emit.flags)
+
+
+@_define("tt.precise_divf")
+def _precise_division(emit: Emitter, op: Operation, values: Values) -> ir.Value:
+    return emit.builder.fdiv(*values)
+
+
+@_define("arith.negf")
+def _negate(emit: Emitter, op: Operation, values: Values) -> ir.Value:
+    return emit.builder.fneg(values[0])
+
+
+_SHIFTS = {"arith.shli": "shl", "arith.shrui": "lshr", "arith.shrsi": "ashr"}
+
+
+@_define(*_SHIFTS)
+def _shift(emit: Emitter, op: Operation, values: Values) -> ir.Value:
+    return getattr(emit.builder, _SHIFTS[op.name])(*values)
+
+
+@_define("arith.divsi", "arith.divui", "arith.remsi", "arith.remui")
+def _division(emit: Emitter, op: Operation, values: Values) -> ir.Value:
+    """Integer division that cannot trap: lanes that a mask hides may hold a zero divisor."""
+    builder = emit.builder
+    signed, remainder = op.name.endswith("si"), "rem" in op.name
+    a, b = values
+    type_ = a.type
+    width = scalar_of(type_).width
+    if not _is_safe_divisor(b):
+        unsafe = builder.icmp_unsigned("==", b, ir.Constant(type_, _same(type_, 0)))
+        if signed:
+            smallest = builder.icmp_unsigned("==", a, ir.Constant(type_, _same(type_, -(1 << (width - 1)))))
+            minus_one = builder.icmp_unsigned("==", b, ir.Constant(type_, _same(type_, -1)))
+            unsafe = builder.or_(unsafe, builder.and_(smallest, minus_one))
+        b = builder.select(unsafe, ir.Constant(type_, _same(type_, 1)), b)
+        if isinstance(type_, ir.VectorType) and width <= 32:
+            # No vector unit divides integers; a double holds every 32-bit quotient exactly.
+            double = with_lanes_of(F64, type_)
+            widen = builder.sitofp if signed else builder.uitofp
+            quotient = builder.fdiv(widen(a, double), widen(b, double))
+            exact = (builder.fptosi if signed else builder.fptoui)(quotient, type_)
+            return builder.sub(a, builder.mul(exact, b)) if remainder else exact
+    divide = {
+        (True, False): builder.sdiv, (False, False): builder.udiv,
+        (True, True): builder.srem, (False, True): builder.urem,
+    }[signed, remainder]  # fmt: skip
+    return divide(a, b)
+
+
+def _same(type_: ir.Type, value: int) -> object:
+    return [ir.Constant(type_.element, value)] * type_.count if isinstance(type_, ir.VectorType) else value
+
+
+def _is_safe_divisor(value: ir.Value) -> bool:
+    if not isinstance(value, ir.Constant):
+        return False
+    lanes = value.constant if isinstance(value.constant, (list, tuple)) else [value]
+    return all(isinstance(lane.constant, int) and lane.constant not in (0, -1) for lane in lanes)
+
+
+_EXTREMES = {
+    "arith.minsi": "smin", "arith.maxsi": "smax", "arith.minui": "umin", "arith.maxui": "umax",
+    "arith.minnumf": "minnum", "arith.maxnumf": "maxnum",
+    "arith.minimumf": "minimum", "arith.maximumf": "maximum",
+}  # fmt: skip
+
+
+@_define(*_EXTREMES)
+def _extreme(emit: Emitter, op: Operation, values: Values) -> ir.Value:
+    name = _EXTREMES[op.name]
+    if scalar_of(values[0].type) in (F16, BF16):  # exact in float32
+        wide = [to_float(emit, value, F32) for value in values]
+        return to_float(emit, emit.intrinsic(name, wide[0].type, wide), scalar_of(values[0].type))
+    return emit.intrinsic(name, values[0].type, values)
+
+
+@_define("tt.clampf")
+def _clamp(emit: Emitter, op: Operation, values: Values) -> ir.Value:
+    x, low, high = (to_float(emit, value, F32) if scalar_of(value.type) in (F16, BF16) else value for value in values)
+    keep_nan = cast(StringAttr, op.attributes["propagateNan"]).data == "all"
+    upper, lower_ = ("minimum", "maximum") if keep_nan else ("minnum", "maxnum")
+    inner = emit.intrinsic(lower_, x.type, [x, low])
+    return to_float(emit, emit.intrinsic(upper, x.type, [inner, high]), scalar_of(values[0].type))
+
+
+@_define("arith.mulsi_extended", "arith.mului_extended")
+def _unsupported_pair(emit: Emitter, op: Operation, values: Values) -> ir.Value:
+    raise CompileError(f"{source_line(op)}: the CPU backend does not support {op.name}")
+
+
+@_define("tt.mulhiui")
+def _multiply_high(emit: Emitter, op: Operation, values: Values) -> ir.Value:
+    builder = emit.builder
+    type_ = values[0].type
+    width = scalar_of(type_).width
+    double = with_lanes_of(ir.IntType(2 * width), type_)
+    product = builder.mul(builder.zext(values[0], double), builder.zext(values[1], double))
+    return builder.trunc(builder.lshr(product, ir.Constant(double, _same(double, width))), type_)
+
+
+# -- comparison and choice ----------------------------------------------------------------------------------
+
+_SIGNED = {"slt": "<", "sle": "<=", "sgt": ">", "sge": ">="}
+_UNSIGNED = {"ult": "<", "ule": "<=", "ugt": ">", "uge": ">=", "eq": "==", "ne": "!="}
+_COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+
+
+@_define("arith.cmpi")
+def _compare_integers(emit: Emitter, op: Operation, values: Values) -> ir.Value:
+    return compare_integers(emit, cast(StringAttr, op.attributes["predicate"]).data, *values)
+
+
+def compare_integers(emit: Emitter, predicate: str, a: ir.Value, b: ir.Value) -> ir.Value:
+    if predicate in _SIGNED:
+        return emit.builder.icmp_signed(_SIGNED[predicate], a, b)
+    return emit.builder.icmp_unsigned(_UNSIGNED[predicate], a, b)
+
+
+@_define("arith.cmpf")
+def _compare_floats(emit: Emitter, op: Operation, values: Values) -> ir.Value:
+    predicate = cast(StringAttr, op.attributes["predicate"]).data
+    builder = emit.builder
+    if predicate in ("ord", "uno"):
+        return (builder.fcmp_ordered if predicate == "ord" else builder.fcmp_unordered)(predicate, *values)
+    if predicate in ("false", "true"):
+        return ir.Constant(with_lanes_of(I1, values[0].type), _same(with_lanes_of(I1, values[0].type), predicate == "true"))
+    compare = builder.fcmp_ordered if predicate[0] == "o" else builder.fcmp_unordered
+    return compare(_COMPARE[predicate[1:]], *values)
+
+
+@_define("arith.select")
+def _select(emit: Emitter, op: Operation, values: Values) -> ir.Value:
+    return emit.builder.select(*values)
+
+
+# -- conversion --------------------------------------------------------------------------------------------
+
+_CASTS = {
+    "arith.extsi": "sext", "arith.extui": "zext", "arith.trunci": "trunc", "arith.sitofp": "sitofp",
+    "arith.uitofp": "uitofp", "arith.fptosi": "fptosi", "arith.fptoui": "fptoui", "arith.bitcast": "bitcast",
+}  # fmt: skip
+
+
+@_define(*_CASTS)
+def _cast(emit: Emitter, op: Operation, values: Values) -> ir.Value:
+    return getattr(emit.builder, _CASTS[op.name])(values[0], _result_type(op, values))
+
+
+@_define("arith.extf", "arith.truncf", "tt.fp_to_fp")
+def _convert_float(emit: Emitter, op: Operation, values: Values) -> ir.Value:
+    rounding = op.attributes.get("rounding") or op.attributes.get("roundingmode")
+    if isinstance(rounding, StringAttr) and rounding.data not in ("rtne", "to_nearest_even"):
+        raise CompileError(f"{source_line(op)}: the CPU backend does not round '{rounding.data}' in {op.name}")
+    return to_float(emit, values[0], scalar_of(_result_type(op, values)))
+
+
+def to_float(emit: Emitter, value: ir.Value, element: ir.Type) -> ir.Value:
+    """Between float types; double to half precision rounds once, as LLVM's own conversion does."""
+    order = {F16: 1, BF16: 1, F32: 2, F64: 3}
+    source = scalar_of(value.type)
+    if source == element:
+        return value
+    target = with_lanes_of(element, value.type)
+    if order[source] == order[element]:  # half to bfloat and back
+        return to_float(emit, to_float(emit, value, F32), element)
+    return (emit.builder.fpext if order[source] < order[element] else emit.builder.fptrunc)(value, target)
+
+
+@_define("arith.index_cast")
+def _index_cast(emit: Emitter, op: Operation, values: Values) -> ir.Value:
+    target = _result_type(op, values)
+    source, wanted = scalar_of(values[0].type).width, scalar_of(target).width
+    if source == wanted:
+        return values[0]
+    return (emit.builder.sext if source < wanted else emit.builder.trunc)(values[0], target)
+
+
+@_define("tt.bitcast")
+def _bitcast(emit: Emitter, op: Operation, values: Values) -> ir.Value:
+    value, target = values[0], _result_type(op, values)
+    if value.type == PTR or value.type == target:
+        return value
+    return emit.builder.bitcast(value, target)
+
+
+@_define("tt.int_to_ptr")
+def _int_to_ptr(emit: Emitter, op: Operation, values: Values) -> ir.Value:
+    value = values[0]  # the lanes of a tile of pointers are integers already
+    return value if isinstance(value.type, ir.VectorType) else emit.builder.inttoptr(value, PTR)
+
+
+@_define("tt.ptr_to_int")
+def _ptr_to_int(emit: Emitter, op: Operation, values: Values) -> ir.Value:
+    value = values[0]
+    return emit.builder.ptrtoint(value, I64) if value.type == PTR else value
+
+
+# -- math ----------------------------------------------------------------------------------------------------
+
+_INTRINSICS = {
+    "math.absf": "fabs", "math.floor": "floor", "math.ceil": "ceil", "math.sqrt": "sqrt", "math.trunc": "trunc",
+    "math.roundeven": "roundeven", "math.round": "round", "math.copysign": "copysign", "tt.precise_sqrt": "sqrt",
+    "math.ctpop": "ctpop", "math.fma": "fma",
+}  # fmt: skip
+_LIBRARY = {
+    f"math.{name}": name
+    for name in ("exp", "exp2", "log", "log2", "sin", "cos", "tanh", "erf", "rsqrt", "log1p", "expm1", "log10", "tan")
+} | {"math.powf": "pow"}
+
+
+@_define(*_INTRINSICS)
+def _intrinsic(emit: Emitter, op: Operation, values: Values) -> ir.Value:
+    return emit.intrinsic(_INTRINSICS[op.name], values[0].type, values)
+
+
+@_define("math.absi")
+def _absolute(emit: Emitter, op: Operation, values: Values) -> ir.Value:
+    return emit.intrinsic("abs", values[0].type, [values[0], ir.Constant(I1, 0)])
+
+
+@_define("math.ctlz", "math.cttz")
+def _count_zeros(emit: Emitter, op: Operation, values: Values) -> ir.Value:
+    return emit.intrinsic(op.name.removeprefix("math."), values[0].type, [values[0], ir.Constant(I1, 0)])
+
+
+@_define(*_LIBRARY)
+def _library(emit: Emitter, op: Operation, values: Values) -> ir.Value:
+    return call_math(emit, op, _LIBRARY[op.name], values)
+
+
+@_define("tt.extern_elementwise")
+def _extern(emit: Emitter, op: Operation, values: Values) -> ir.Value:
+    symbol = cast(StringAttr, op.attributes["symbol"]).data
+    return call_math(emit, op, symbol.removeprefix("cpu."), values)
+
+
+def call_math(emit: Emitter, op: Operation, name: str, values: Values) -> ir.Value:
+    """Call the vector math library; half precisions compute in float32."""
+    element = scalar_of(values[0].type)
+    if name in _MATH_INTRINSICS:
+        return emit.intrinsic(_MATH_INTRINSICS[name], values[0].type, values)
+    wide = F32 if element in (F16, BF16) else element
+    if not is_float(wide):
+        raise CompileError(f"{source_line(op)}: the CPU backend has no function {name} of {element}")
+    arguments = [to_float(emit, value, wide) for value in values]
+    from triton_ext.backends.cpu import mathlib
+
+    try:
+        function = mathlib.declare(emit.module, name, arguments[0].type)
+    except KeyError:
+        raise CompileError(f"{source_line(op)}: the CPU backend has no function {name}") from None
+    return to_float(emit, emit.builder.call(function, arguments), element)
+
+
+_MATH_INTRINSICS = {
+    "abs": "fabs", "fabs": "fabs", "floor": "floor", "ceil": "ceil", "sqrt": "sqrt", "trunc": "trunc",
+    "rint": "roundeven", "nearbyint": "roundeven", "round": "round", "copysign": "copysign", "fma": "fma",
+}  # fmt: skip
