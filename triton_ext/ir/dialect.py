@@ -7,11 +7,27 @@ an operand's type from its definition and reads the printed types only for what 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import ClassVar, Self
 
 from xdsl.dialects import arith, math, scf
-from xdsl.dialects.builtin import FunctionType, IntegerAttr, StringAttr, SymbolRefAttr, TensorType, i1, i32
+from xdsl.dialects.builtin import (
+    BFloat16Type,
+    Float16Type,
+    Float32Type,
+    Float64Type,
+    FloatAttr,
+    FunctionType,
+    IndexType,
+    IntegerAttr,
+    IntegerType,
+    StringAttr,
+    SymbolRefAttr,
+    TensorType,
+    i1,
+    i32,
+)
 from xdsl.ir import Attribute, Dialect, Operation, ParametrizedAttribute, Region, SSAValue, TypeAttribute
 from xdsl.irdl import (
     AttrSizedOperandSegments,
@@ -671,15 +687,53 @@ class ElementwiseOp(IRDLOperation):
         return cls.create(operands=operands, result_types=results, attributes=attributes)
 
 
-def _with_elementwise(base: Dialect, *others: str, extra: Sequence[str] = ()) -> Dialect:
+@irdl_op_definition
+class ConstantOp(IRDLOperation):
+    """A scalar, or a tensor filled with one value. `value` is the scalar in either case.
+
+    MLIR prints infinities and NaNs as bit patterns, which xDSL's own class takes for numbers.
+    """
+
+    name = "arith.constant"
+    value = attr_def(IntegerAttr | FloatAttr)
+    result = result_def()
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        attributes = _attributes(parser)
+        if parser.parse_optional_keyword("dense"):
+            with parser.in_angle_brackets():
+                literal = parser.parse_number(allow_boolean=True)
+            parser.parse_punctuation(":")
+            type_ = parser.parse_type()
+        else:
+            literal = parser.parse_number(allow_boolean=True)
+            type_ = parser.parse_type() if parser.parse_optional_punctuation(":") else i1
+        element = type_.element_type if isinstance(type_, TensorType) else type_
+        if isinstance(element, (BFloat16Type, Float16Type, Float32Type, Float64Type)):
+            number = float(literal) if isinstance(literal, float) else _from_bits(int(literal), element)
+            attributes["value"] = FloatAttr(number, element)
+        else:
+            assert isinstance(element, IntegerType | IndexType)
+            attributes["value"] = IntegerAttr(int(literal), element)
+        return cls.create(result_types=[type_], attributes=attributes)
+
+
+def _from_bits(bits: int, type_: Attribute) -> float:
+    if isinstance(type_, BFloat16Type):
+        return float(struct.unpack("<f", (bits << 16).to_bytes(4, "little"))[0])
+    code, size = {Float16Type: ("<e", 2), Float32Type: ("<f", 4), Float64Type: ("<d", 8)}[type(type_)]
+    return float(struct.unpack(code, bits.to_bytes(size, "little"))[0])
+
+
+def _with_elementwise(base: Dialect, *others: type[Operation], extra: Sequence[str] = ()) -> Dialect:
     """`base` with every operation but `others`, and the `extra` that xDSL lacks, read as an ElementwiseOp."""
-    kept = [op for op in base.operations if op.name in others]
-    names = {op.name for op in base.operations if op.name not in others} | {*extra}
-    elementwise = [
+    names = {op.name for op in base.operations} - {op.name for op in others} | {*extra}
+    elementwise: list[type[Operation]] = [
         irdl_op_definition(type(name, (ElementwiseOp,), {"name": name, "__module__": __name__}))
         for name in sorted(names)
     ]
-    return Dialect(base.name, [*kept, *elementwise], list(base.attributes))
+    return Dialect(base.name, [*others, *elementwise], list(base.attributes))
 
 
 def _operations(prefix: str) -> list[type[Operation]]:
@@ -699,7 +753,7 @@ GPU = Dialect("gpu", _operations("gpu."), [])
 LLVM = Dialect("llvm", _operations("llvm."), [])
 
 
-ARITH = _with_elementwise(arith.Arith, "arith.constant", extra=["arith.remf"])
+ARITH = _with_elementwise(arith.Arith, ConstantOp, extra=["arith.remf"])
 MATH = _with_elementwise(math.Math)
 SCF = Dialect(
     "scf", [WhileOp, *(op for op in scf.Scf.operations if op.name != "scf.while")], list(scf.Scf.attributes)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from llvmlite import ir
 from xdsl.dialects import scf
-from xdsl.dialects.arith import ConstantOp
 from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr, StringAttr, SymbolRefAttr
 from xdsl.dialects.cf import BranchOp, ConditionalBranchOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
@@ -246,7 +245,7 @@ class FunctionLowering:
         else:
             self.define(result, elementwise.lower(self.emit, op, [self.scalar(value) for value in op.operands]))
 
-    def _constant(self, op: ConstantOp) -> None:
+    def _constant(self, op: tt.ConstantOp) -> None:
         shape, value = tensor_shape(op.result.type), scalar_constant(op)
         element = element_of(op.result.type)
         self.define(op.result, Uniform(shape, element, value) if shape else value)

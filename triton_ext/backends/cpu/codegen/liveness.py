@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from xdsl.dialects.arith import ConstantOp
 from xdsl.ir import Block, BlockArgument, Operation, OpResult, SSAValue
 from xdsl.traits import IsTerminator
 
@@ -70,7 +69,7 @@ def steps_uniformly(argument: SSAValue, yielded: SSAValue) -> bool:
 
 
 def _is_uniform(value: SSAValue) -> bool:
-    return isinstance(value, OpResult) and (value.op.name == "tt.splat" or isinstance(value.op, ConstantOp))
+    return isinstance(value, OpResult) and (value.op.name == "tt.splat" or isinstance(value.op, tt.ConstantOp))
 
 
 class Liveness:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from llvmlite import ir
-from xdsl.dialects.arith import ConstantOp
 from xdsl.dialects.builtin import IntegerAttr
 from xdsl.ir import Block, SSAValue
 
@@ -18,7 +17,7 @@ from triton_ext.backends.cpu.codegen.schedule import Scheduler
 from triton_ext.backends.cpu.codegen.tiles import Buffer, Tile
 from triton_ext.errors import CompileError
 from triton_ext.ir import source_line
-from triton_ext.ir.dialect import ReduceOp, ScanOp
+from triton_ext.ir.dialect import ConstantOp, ReduceOp, ScanOp
 
 Outer = Callable[[SSAValue], ir.Value]
 """Finds the scalar of a value defined outside the combine region."""

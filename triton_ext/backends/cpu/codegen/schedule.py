@@ -12,7 +12,7 @@ from llvmlite import ir
 from triton_ext.backends.cpu.codegen import elementwise
 from triton_ext.backends.cpu.codegen.addressing import Analysis
 from triton_ext.backends.cpu.codegen.emit import Emitter, Index
-from triton_ext.backends.cpu.codegen.lltypes import I1, I8, memory_type, scalar_of, size_bytes
+from triton_ext.backends.cpu.codegen.lltypes import I1, I8, PTR, memory_type, scalar_of, size_bytes
 from triton_ext.backends.cpu.codegen.memory import Access, Load
 from triton_ext.backends.cpu.codegen.nest import Assumptions, At, Lanes, Nest, Point
 from triton_ext.backends.cpu.codegen.tiles import Broadcast, Buffer, Dims, Gather, Join, Map, Tile
@@ -44,6 +44,7 @@ class Arena:
             with self.emit.builder.goto_block(self.emit.entry):
                 memory = self.emit.builder.alloca(ir.ArrayType(I8, size))
                 memory.align = 64
+                memory.type = PTR  # llvmlite gives it a pointer type of the old kind
                 return memory
         return self.take_scratch(size)
 
