@@ -155,11 +155,15 @@ _EXTREMES = {
 
 @_define(*_EXTREMES)
 def _extreme(emit: Emitter, op: Operation, values: Values) -> ir.Value:
-    name = _EXTREMES[op.name]
-    if scalar_of(values[0].type) in (F16, BF16):  # exact in float32
-        wide = [to_float(emit, value, F32) for value in values]
-        return to_float(emit, emit.intrinsic(name, wide[0].type, wide), scalar_of(values[0].type))
-    return emit.intrinsic(name, values[0].type, values)
+    return _call_intrinsic(emit, _EXTREMES[op.name], values)
+
+
+def _call_intrinsic(emit: Emitter, name: str, values: Values) -> ir.Value:
+    """Call an LLVM intrinsic; half precisions, for which it may need a library, compute in float32."""
+    element = scalar_of(values[0].type)
+    wide = [to_float(emit, value, F32) for value in values] if element in (F16, BF16) else values
+    result = emit.intrinsic(name, wide[0].type, wide)
+    return to_float(emit, result, element) if wide is not values else result
 
 
 @_define("tt.clampf")
@@ -298,7 +302,7 @@ _LIBRARY = {
 
 @_define(*_INTRINSICS)
 def _intrinsic(emit: Emitter, op: Operation, values: Values) -> ir.Value:
-    return emit.intrinsic(_INTRINSICS[op.name], values[0].type, values)
+    return _call_intrinsic(emit, _INTRINSICS[op.name], values)
 
 
 @_define("math.absi")
@@ -326,7 +330,7 @@ def call_math(emit: Emitter, op: Operation, name: str, values: Values) -> ir.Val
     """Call the vector math library; half precisions compute in float32."""
     element = scalar_of(values[0].type)
     if name in _MATH_INTRINSICS:
-        return emit.intrinsic(_MATH_INTRINSICS[name], values[0].type, values)
+        return _call_intrinsic(emit, _MATH_INTRINSICS[name], values)
     wide = F32 if element in (F16, BF16) else element
     if not is_float(wide):
         raise CompileError(f"{source_line(op)}: the CPU backend has no function {name} of {element}")

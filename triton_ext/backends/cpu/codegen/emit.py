@@ -158,6 +158,20 @@ class Emitter:
         self.builder.branch(end)
         self.builder.position_at_end(end)
 
+    @contextmanager
+    def at_end_of(self, block: ir.Block) -> Iterator[None]:
+        """Emit in front of a block's terminator. Nests, unlike llvmlite's `goto_block`."""
+        current = self.builder.block
+        self._position(block)
+        yield
+        self._position(current)
+
+    def _position(self, block: ir.Block) -> None:
+        if block.terminator is None:
+            self.builder.position_at_end(block)
+        else:
+            self.builder.position_before(block.terminator)
+
     # -- lanes --------------------------------------------------------------------------------------------
 
     def iota(self, width: int, element: ir.Type) -> ir.Constant:

@@ -37,17 +37,17 @@ def fingerprint() -> str:
     return f"llvmlite-{llvmlite.__version__} {llvm.get_host_cpu_name()} {host_features()}"
 
 
-def _target_machine() -> llvm.TargetMachine:
+def target_machine() -> llvm.TargetMachine:
     _initialize()
     target = llvm.Target.from_default_triple()
-    return target.create_target_machine(
+    return target.createtarget_machine(
         cpu=llvm.get_host_cpu_name(), features=host_features(), opt=3, reloc="pic", codemodel="small"
     )
 
 
 def optimize(ir_text: str) -> llvm.ModuleRef:
     """Parse and optimise. The code generator has vectorised already, so LLVM's vectorisers stay off."""
-    machine = _target_machine()
+    machine = target_machine()
     module = llvm.parse_assembly(ir_text)
     module.triple = machine.triple
     module.data_layout = str(machine.target_data)
@@ -61,4 +61,4 @@ def optimize(ir_text: str) -> llvm.ModuleRef:
 
 
 def object_code(module: llvm.ModuleRef) -> bytes:
-    return _target_machine().emit_object(module)
+    return target_machine().emit_object(module)

@@ -173,7 +173,7 @@ class Nest:
         if level == self.level or block is None:
             yield
         else:
-            with self.emit.builder.goto_block(block):
+            with self.emit.at_end_of(block):
                 yield
 
     def indices(self, coordinate: Coordinate) -> ir.Value:

@@ -41,7 +41,7 @@ class Arena:
     def allocate(self, shape: Sequence[int], element_bytes: int) -> ir.Value:
         size = prod(shape) * element_bytes
         if size <= _STACK_BYTES:
-            with self.emit.builder.goto_block(self.emit.entry):
+            with self.emit.at_end_of(self.emit.entry):
                 memory = self.emit.builder.alloca(ir.ArrayType(I8, size))
                 memory.align = 64
                 memory.type = PTR  # llvmlite gives it a pointer type of the old kind

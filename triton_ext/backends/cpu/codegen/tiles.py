@@ -223,6 +223,8 @@ class Reshape(View):
             targets = [d for d in inner if self.source.shape[d] > 1]
             sizes = [self.source.shape[d] for d in targets]
             coordinates = [point[d] for d in wide]
+            if not targets:
+                continue
             if len(wide) == 1 and len(targets) == 1:
                 result[targets[0]] = coordinates[0]
                 continue
