@@ -40,7 +40,7 @@ def fingerprint() -> str:
 def target_machine() -> llvm.TargetMachine:
     _initialize()
     target = llvm.Target.from_default_triple()
-    return target.createtarget_machine(
+    return target.create_target_machine(
         cpu=llvm.get_host_cpu_name(), features=host_features(), opt=3, reloc="pic", codemodel="small"
     )
 
