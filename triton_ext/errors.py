@@ -19,3 +19,7 @@ class CollectiveTimeout(TritonExtError):
 
 class PeerLost(CollectiveTimeout):
     """A peer process ended while this rank still needed it."""
+
+
+class LaunchError(TritonExtError):
+    """A kernel that cannot be launched as asked, or whose device_assert failed."""

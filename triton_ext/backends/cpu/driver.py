@@ -1,0 +1,143 @@
+"""Launches compiled kernels on the CPU. A launch returns when its grid is complete."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import llvmlite.binding as llvm
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import DriverBase
+
+from . import abi, pool
+from .codegen import native
+
+
+class CPUUtils:
+    """Loading of binaries, as Triton's CompiledKernel asks for it."""
+
+    def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[Any, int, int, int, int]:
+        """Object code -> (module to keep, address of the kernel, registers, spills, threads of a program)."""
+        pool.native_code()  # defines the symbols that kernels use
+        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), native.target_machine())
+        engine.add_object_file(llvm.ObjectFileRef.from_data(binary))
+        engine.finalize_object()
+        return engine, engine.get_function_address(name), 0, 0, 1 << 20
+
+    def unload_module(self, module: Any) -> None:
+        """The code goes with the last reference to `module`."""
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {"max_shared_mem": 1 << 30, "multiprocessor_count": pool.number_of_threads(), "warpSize": 1}
+
+
+class CPULauncher:
+    """Called by Triton for each launch of one compiled kernel."""
+
+    def __init__(self, src: Any, metadata: Any) -> None:
+        signature = list(src.signature.values())
+        names = [name if isinstance(name, str) else f"argument {name}" for name in src.signature]
+        self.pack = abi.packer(names, signature)
+        self.scratch_bytes = metadata.scratch_bytes
+
+    def __call__(
+        self,
+        grid_x: int,
+        grid_y: int,
+        grid_z: int,
+        stream: int,
+        function: int,
+        packed_metadata: Any,
+        launch_metadata: Any,
+        enter_hook: Callable[[Any], None] | None,
+        exit_hook: Callable[[Any], None] | None,
+        *args: Any,
+    ) -> None:
+        packed = self.pack(args)
+        if enter_hook is not None:
+            enter_hook(launch_metadata)
+        pool.run_grid(function, packed, (grid_x, grid_y, grid_z), self.scratch_bytes)
+        if exit_hook is not None:
+            exit_hook(launch_metadata)
+
+
+class CPUDriver(DriverBase):
+    """Active where no other backend's device is, or where TRITON_DEFAULT_BACKEND=cpu asks for it."""
+
+    launcher_cls = CPULauncher
+
+    def __init__(self) -> None:
+        self.utils = CPUUtils()
+
+    @classmethod
+    def is_active(cls) -> bool:
+        import os
+
+        from triton.backends import backends
+
+        if os.environ.get("TRITON_DEFAULT_BACKEND") == "cpu":
+            return True
+        return not any(backend.driver.is_active() for backend in backends.values() if backend.driver is not cls)
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cpu", platform.machine(), 1)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def set_current_device(self, device: int) -> None:
+        """There is one device."""
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        raise NotImplementedError("kernels on a CPU are launched without generated C++")
+
+    def get_benchmarker(self) -> Callable[..., Any]:
+        return do_bench
+
+    def get_empty_cache_for_benchmark(self) -> torch.Tensor:
+        return torch.empty(64 << 20, dtype=torch.int8)
+
+    def clear_cache(self, cache: torch.Tensor) -> None:
+        cache.zero_()
+
+
+def do_bench(
+    fn: Callable[[], Any],
+    warmup: float = 25,
+    rep: float = 100,
+    grad_to_none: Sequence[torch.Tensor] | None = None,
+    quantiles: Sequence[float] | None = None,
+    return_mode: str = "mean",
+) -> Any:
+    """Time of fn() in ms, as triton.testing.do_bench gives it; warmup and rep are in ms."""
+    deadline = time.perf_counter() + warmup / 1e3
+    fn()
+    while time.perf_counter() < deadline:
+        fn()
+    times: list[float] = []
+    deadline = time.perf_counter() + rep / 1e3
+    while not times or time.perf_counter() < deadline:
+        for tensor in grad_to_none or ():
+            tensor.grad = None
+        start = time.perf_counter()
+        fn()
+        times.append((time.perf_counter() - start) * 1e3)
+    if quantiles is not None:
+        found = torch.quantile(torch.tensor(times), torch.tensor(list(quantiles), dtype=torch.float)).tolist()
+        return found[0] if len(found) == 1 else found
+    if return_mode == "all":
+        return times
+    reduce: dict[str, Callable[[list[float]], float]] = {
+        "min": min, "max": max, "mean": statistics.fmean, "median": statistics.median,
+    }  # fmt: skip
+    return reduce[return_mode](times)
