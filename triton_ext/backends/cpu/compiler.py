@@ -72,9 +72,7 @@ def make_ttir(module: Any, metadata: dict[str, Any], options: CPUOptions) -> Any
 
 def make_llir(module: Any, metadata: dict[str, Any], options: CPUOptions) -> str:
     """Triton IR (a module or its text) to optimised LLVM IR; fills in `name` and `scratch_bytes`."""
-    lowered = lower_module(
-        read_module(str(module)), native.host_vectors(), enable_fp_fusion=options.enable_fp_fusion
-    )
+    lowered = lower_module(read_module(str(module)), native.host_vectors(), enable_fp_fusion=options.enable_fp_fusion)
     metadata["name"] = lowered.name
     metadata["scratch_bytes"] = lowered.scratch_bytes
     metadata["shared"] = 0

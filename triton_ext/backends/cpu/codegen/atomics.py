@@ -10,7 +10,6 @@ from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import Operation, SSAValue
 
 from triton_ext.backends.cpu.codegen.lltypes import (
-    I1,
     PTR,
     element_of,
     is_float,
@@ -21,8 +20,8 @@ from triton_ext.backends.cpu.codegen.lltypes import (
 from triton_ext.backends.cpu.codegen.nest import Nest, Point
 from triton_ext.backends.cpu.codegen.tiles import Buffer, Tile
 from triton_ext.errors import CompileError
-from triton_ext.ir import source_line
 from triton_ext.ir import dialect as tt
+from triton_ext.ir import source_line
 
 if TYPE_CHECKING:
     from triton_ext.backends.cpu.codegen.function import FunctionLowering
@@ -99,7 +98,9 @@ def _each_element(
     plan = lowering.scheduler.plan(tensor_shape(pointer.type), tiles, vectorize=False)
     kept: Buffer | None = None
     if next(iter(result.uses), None) is not None:
-        kept = lowering.scheduler.buffer(tensor_shape(result.type), Tile(tensor_shape(result.type), element_of(result.type)))
+        kept = lowering.scheduler.buffer(
+            tensor_shape(result.type), Tile(tensor_shape(result.type), element_of(result.type))
+        )
 
     def body(nest: Nest, point: Point) -> None:
         address, *values = (nest.value(tile, point) for tile in tiles)

@@ -231,7 +231,9 @@ def _polls(op: scf.WhileOp) -> bool:
         if any(tensor_shape(value.type) for value in (*inner.operands, *inner.results)):
             return False
         watches |= inner.name.startswith("tt.atomic_") or (
-            inner.name == "tt.load" and isinstance(v := inner.attributes.get("isVolatile"), IntegerAttr) and v.value.data != 0
+            inner.name == "tt.load"
+            and isinstance(v := inner.attributes.get("isVolatile"), IntegerAttr)
+            and v.value.data != 0
         )
     return watches
 

@@ -215,7 +215,9 @@ def _compare_floats(emit: Emitter, op: Operation, values: Values) -> ir.Value:
     if predicate in ("ord", "uno"):
         return (builder.fcmp_ordered if predicate == "ord" else builder.fcmp_unordered)(predicate, *values)
     if predicate in ("false", "true"):
-        return ir.Constant(with_lanes_of(I1, values[0].type), _same(with_lanes_of(I1, values[0].type), predicate == "true"))
+        return ir.Constant(
+            with_lanes_of(I1, values[0].type), _same(with_lanes_of(I1, values[0].type), predicate == "true")
+        )
     compare = builder.fcmp_ordered if predicate[0] == "o" else builder.fcmp_unordered
     return compare(_COMPARE[predicate[1:]], *values)
 

@@ -7,19 +7,18 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from llvmlite import ir
-from xdsl.dialects import scf
-from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr, StringAttr, SymbolRefAttr
+from xdsl.dialects.builtin import DenseArrayBase, StringAttr, SymbolRefAttr
 from xdsl.dialects.cf import BranchOp, ConditionalBranchOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from triton_ext.backends.cpu.codegen import atomics, elementwise, liveness
-from triton_ext.backends.cpu.codegen.addressing import Bounds, Separable, SeparableTile
+from triton_ext.backends.cpu.codegen.addressing import Bounds
 from triton_ext.backends.cpu.codegen.constants import scalar_constant
 from triton_ext.backends.cpu.codegen.control import lower_for, lower_if, lower_while
+from triton_ext.backends.cpu.codegen.dot import lower_dot
 from triton_ext.backends.cpu.codegen.emit import Emitter
 from triton_ext.backends.cpu.codegen.lltypes import (
     I1,
-    I8,
     I32,
     I64,
     PTR,
@@ -450,10 +449,7 @@ class FunctionLowering:
 
     def _call(self, op: tt.CallOp) -> None:
         callee = cast(SymbolRefAttr, op.attributes["callee"]).string_value()
-        arguments = [
-            self.scheduler.materialize(self.tile(value)).pointer if tensor_shape(value.type) else self.scalar(value)
-            for value in op.args
-        ]
+        arguments = [self.scalar(value) for value in op.args]
         self.parent.call(self, callee, arguments, op)
 
 
@@ -492,6 +488,7 @@ _LOWERINGS: dict[str, Callable[[FunctionLowering, Any], None]] = {
     "tt.reduce": FunctionLowering._reduce,
     "tt.scan": FunctionLowering._scan,
     "tt.gather": FunctionLowering._gather,
+    "tt.dot": lower_dot,
     "tt.atomic_rmw": atomics.lower_rmw,
     "tt.atomic_cas": atomics.lower_cas,
     "tt.assert": FunctionLowering._assert,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from xdsl.dialects import scf
 from xdsl.ir import Block, BlockArgument, Operation, OpResult, SSAValue
 from xdsl.traits import IsTerminator
 
 from triton_ext.backends.cpu.codegen import elementwise
 from triton_ext.ir import dialect as tt
-from xdsl.dialects import scf
 
 _VIEWS = {
     "tt.splat", "tt.expand_dims", "tt.broadcast", "tt.reshape", "tt.trans", "tt.cat", "tt.join", "tt.split",

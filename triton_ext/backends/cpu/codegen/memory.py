@@ -158,9 +158,11 @@ class Load(Tile):
             value = self._load_scalar(emit, address, mask)
             if other is not None:
                 assert mask is not None
-                value = builder.select(*emit.aligned_lanes([mask, value, other])) if (
-                    vector_mask or isinstance(other.type, ir.VectorType)
-                ) else builder.select(mask, value, other)
+                value = (
+                    builder.select(*emit.aligned_lanes([mask, value, other]))
+                    if (vector_mask or isinstance(other.type, ir.VectorType))
+                    else builder.select(mask, value, other)
+                )
             return from_memory(emit, value, self.lane)
         type_ = ir.VectorType(stored, nest.width)
         if other is None:

@@ -15,17 +15,11 @@ from triton_ext.backends.cpu.codegen.liveness import Liveness
 from triton_ext.backends.cpu.codegen.lltypes import (
     I8,
     I32,
-    I64,
     PTR,
-    element_of,
-    lane_type,
     memory_type,
     register_type,
-    size_bytes,
-    tensor_shape,
 )
-from triton_ext.backends.cpu.codegen.memory import nowhere
-from triton_ext.backends.cpu.codegen.tiles import Buffer, Tile
+from triton_ext.backends.cpu.codegen.tiles import from_memory, to_memory
 from triton_ext.errors import CompileError
 from triton_ext.ir import dialect as tt
 from triton_ext.ir import source_line
@@ -86,24 +80,17 @@ class ModuleLowering:
         return LoweredKernel(name, self.llvm, self._scratch[name])
 
     def call(self, caller: FunctionLowering, name: str, arguments: Sequence[ir.Value], op: Operation) -> None:
-        """Call a function that was not inlined. Tiles go in and out through memory of the caller."""
+        """Call a function that was not inlined; Triton passes only scalars to one, and gets only scalars."""
         if name not in self._functions:
             self._lower_callee(name)
         emit = caller.emit
-        buffers: list[Buffer | None] = []
-        for result in op.results:
-            shape = tensor_shape(result.type)
-            buffers.append(
-                caller.scheduler.buffer(shape, Tile(shape, element_of(result.type))) if shape else None
-            )
-        places = [
-            buffer.pointer if buffer else caller.arena.allocate((1,), 8) for buffer in buffers
-        ]
+        places = [caller.arena.allocate((1,), 8) for _ in op.results]
         # The callee's scratch lies behind everything that the caller may hold at this point.
         scratch = caller.arena.take_scratch(self._scratch[name])
         emit.builder.call(self._functions[name], [*arguments, *places, *caller.program, scratch])
-        for result, buffer, place in zip(op.results, buffers, places, strict=True):
-            caller.define(result, buffer or emit.load(place, register_type(result.type)))
+        for result, place in zip(op.results, places, strict=True):
+            type_ = register_type(result.type)
+            caller.define(result, from_memory(emit, emit.load(place, memory_type(type_)), type_))
 
     def string(self, text: str) -> ir.Value:
         """The address of a constant C string."""
@@ -124,7 +111,7 @@ class ModuleLowering:
 
     def _lower_callee(self, name: str) -> None:
         source = self._sources[name]
-        inputs = [PTR if tensor_shape(t) else register_type(t) for t in source.function_type.inputs]
+        inputs = [register_type(t) for t in source.function_type.inputs]
         outputs = [PTR for _ in source.function_type.outputs]
         type_ = ir.FunctionType(ir.VoidType(), [*inputs, *outputs, *[I32] * 6, PTR])
         function = ir.Function(self.llvm, type_, f"tt.{name}")
@@ -132,10 +119,9 @@ class ModuleLowering:
         function.attributes.add("noinline")
         self._functions[name] = function
         emit = self._emitter(function)
-        arguments: dict[SSAValue, Value] = {}
-        for arg, value in zip(source.body.blocks[0].args, function.args[: len(inputs)], strict=True):
-            shape = tensor_shape(arg.type)
-            arguments[arg] = Buffer(value, shape, element_of(arg.type)) if shape else value
+        arguments: dict[SSAValue, Value] = dict(
+            zip(source.body.blocks[0].args, function.args[: len(inputs)], strict=True)
+        )
         places = function.args[len(inputs) : len(inputs) + len(outputs)]
         outer = self.liveness
         self._lower_function(source, emit, arguments, function.args[-7:-1], function.args[-1], places)
@@ -157,11 +143,7 @@ class ModuleLowering:
             if op.name != "tt.return":
                 raise CompileError(f"{source_line(op)}: the CPU backend does not support {op.name}")
             for value, place in zip(op.operands, places, strict=True):
-                shape = tensor_shape(value.type)
-                if shape:
-                    lowering.store_tile(lowering.tile(value), Buffer(place, shape, element_of(value.type)))
-                else:
-                    emit.store(lowering.scalar(value), place)
+                emit.store(to_memory(emit, lowering.scalar(value)), place)
             emit.builder.ret_void()
 
         # Allocas go to the entry block, which therefore ends before the body begins.

@@ -79,7 +79,7 @@ class Assumptions:
 class Nest:
     """The loops over one consumer's domain, while they are being emitted."""
 
-    def __init__(self, emit: Emitter, width: int, assumptions: Assumptions = Assumptions()) -> None:  # noqa: B008
+    def __init__(self, emit: Emitter, width: int, assumptions: Assumptions = Assumptions()) -> None:
         self.emit = emit
         self.width = width
         self.assume = assumptions

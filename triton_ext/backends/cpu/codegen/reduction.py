@@ -23,7 +23,9 @@ Outer = Callable[[SSAValue], ir.Value]
 """Finds the scalar of a value defined outside the combine region."""
 
 
-def combine(emit: Emitter, region: Block, outer: Outer, left: Sequence[ir.Value], right: Sequence[ir.Value]) -> list[ir.Value]:
+def combine(
+    emit: Emitter, region: Block, outer: Outer, left: Sequence[ir.Value], right: Sequence[ir.Value]
+) -> list[ir.Value]:
     """Emit the combine region on scalars or on vectors of any one width."""
     known: dict[SSAValue, ir.Value] = dict(zip(region.args, [*left, *right], strict=True))
 

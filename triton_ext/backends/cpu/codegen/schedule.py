@@ -202,9 +202,7 @@ class Scheduler:
         """Emit `body` at every point of the plan's shape."""
 
         def nest_body(nest: Nest) -> list[ir.Value]:
-            nest.run(
-                plan.shape, plan.vector_dim, lambda point: body(nest, point), unroll_limit=plan.unroll_limit
-            )
+            nest.run(plan.shape, plan.vector_dim, lambda point: body(nest, point), unroll_limit=plan.unroll_limit)
             return []
 
         plan.emit(nest_body)
@@ -320,9 +318,7 @@ class Scheduler:
 
         result = agree(0)
         if count > width:
-            (result,) = emit.loop(
-                width, count, width, [result], lambda i, so_far: [builder.and_(so_far[0], agree(i))]
-            )
+            (result,) = emit.loop(width, count, width, [result], lambda i, so_far: [builder.and_(so_far[0], agree(i))])
         if width > 1:
             result = emit.intrinsic("vector.reduce.and", scalar_of(result.type), [result], (result.type,))
         self._contiguity[vector.pointer] = result

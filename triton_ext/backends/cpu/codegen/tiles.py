@@ -249,7 +249,7 @@ def _matching_groups(left: Sequence[int], right: Sequence[int]) -> list[tuple[li
                 b *= right[j]
                 inner.append(j)
                 j += 1
-            if a == b and outer and inner or (i == len(left) and j == len(right)):
+            if (a == b and outer and inner) or (i == len(left) and j == len(right)):
                 break
         groups.append((outer, inner))
     return groups
