@@ -53,6 +53,7 @@ class Plan(PlanArguments):
     Made by all_to_all, all_reduce, reduce_scatter, all_gather, broadcast and put of this package.
     """
 
+    _fields = PlanArguments._fields  # Triton looks for it in the class itself
     _state: _State
 
     @property
