@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from triton.runtime.jit import JITFunction
 
 from .errors import PlanError
 from .runtime import groups, plans
@@ -45,11 +48,12 @@ class World:
                     me.meeting.barrier.abort()
                     plans.free_all(me)
 
-        threads = [threading.Thread(target=play, args=(me,), name=f"virtual rank {me.rank}") for me in ranks]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with _one_compilation_at_a_time():
+            threads = [threading.Thread(target=play, args=(me,), name=f"virtual rank {me.rank}") for me in ranks]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
         for me in ranks:
             plans.free_all(me)
         if errors:
@@ -57,6 +61,24 @@ class World:
             error.add_note(f"on virtual rank {rank} of {self.size}")
             raise error
         return results
+
+
+@contextmanager
+def _one_compilation_at_a_time() -> Iterator[None]:
+    """Python 3.11's ast.parse, with which a compilation begins, fails in threads (AST constructor recursion depth)."""
+    compile_kernel = JITFunction._do_compile
+    lock = threading.RLock()
+
+    @functools.wraps(compile_kernel)
+    def locked(*args: Any, **kwargs: Any) -> Any:
+        with lock:
+            return compile_kernel(*args, **kwargs)
+
+    JITFunction._do_compile = locked
+    try:
+        yield
+    finally:
+        JITFunction._do_compile = compile_kernel
 
 
 def subgroup(ranks: list[int]) -> groups.ThreadRanks:

@@ -34,8 +34,8 @@ def tile(collective, dim):
     return _extern(f"%t{dim}", "%h", "txl.program_tile", spec(collective), dim, "(!tt.ptr<i64>) -> i32")
 
 
-def store(collective="all_to_all", coords="%t0, %t1", handle="%h"):
-    types = "(!tt.ptr<i64>, i32, i32, tensor<4x8xf32>) -> tensor<4x8xi1>"
+def store(collective="all_to_all", coords="%t0, %t1", handle="%h", coordinate="i32"):
+    types = f"(!tt.ptr<i64>, {coordinate}, {coordinate}, tensor<4x8xf32>) -> tensor<4x8xi1>"
     return [
         _extern("%m", f"{handle}, {coords}, %value", "txl.store", spec(collective), "", types),
         "    tt.store %to, %value, %m : tensor<4x8x!tt.ptr<f32>>",

@@ -63,7 +63,8 @@ def test_insert_sync_waits_before_the_store_and_releases_behind_it(lowered):
         wait_ready(%arg0, %1#0, %1#1)
         store_tile(%arg0, %1#0, %1#1, %arg1, %true)
         arrive(%arg0, %1#0, %1#1)
-        finish(%arg0)
+        %6 = leave(%arg0)
+        finish(%arg0, %6)
     """)
 
 
@@ -71,20 +72,23 @@ def test_insert_sync_of_an_all_reduce_waits_only_behind_its_own_stores(lowered):
     body = calls_of(lowered(kernel("all_reduce"), verify, order_tiles, lower_epilogue, insert_sync))
     assert body[4:] == lines("""
         wait_ready(%arg0, %1#0, %1#1)
+        check_tile(%arg0, %1#0, %1#0)
         store_partial(%arg0, %1#0, %1#1, %arg1, %true)
         arrive(%arg0, %1#0, %1#1)
         wait_partials(%arg0, %1#0, %1#1)
-        wait_all_ready(%arg0, %1#0, %1#1)
         reduce_tile(%arg0, %1#0, %1#1, %arg1, %true)
         arrive_reduced(%arg0, %1#0, %1#1)
-        finish(%arg0)
+        %6 = leave(%arg0)
+        reduce_shared(%arg0, %6)
+        finish(%arg0, %6)
     """)
 
 
 def test_insert_sync_of_a_reduce_scatter_sends_nothing_reduced(lowered):
     body = calls_of(lowered(kernel("reduce_scatter"), verify, order_tiles, lower_epilogue, insert_sync))
     assert [line.split("(")[0] for line in body[4:]] == [
-        "wait_ready", "store_partial", "arrive", "wait_partials", "reduce_tile", "finish",
+        "wait_ready", "check_tile", "store_partial", "arrive", "wait_partials", "reduce_tile", "%6 = leave",
+        "reduce_shared", "finish",
     ]  # fmt: skip
 
 
@@ -94,7 +98,7 @@ def test_every_store_of_a_kernel_is_lowered_and_synchronised(lowered):
     names = [
         line.split("(")[0] for line in calls_of(lowered(kernel(body=body), order_tiles, lower_epilogue, insert_sync))
     ]
-    assert names[4:] == ["wait_ready", "store_tile", "arrive"] * 2 + ["finish"]
+    assert names[4:] == ["wait_ready", "store_tile", "arrive"] * 2 + ["%7 = leave", "finish"]
 
 
 def in_region(opening, inside):
@@ -117,6 +121,15 @@ REFUSED = {
     "a reduction ordered by program_id": (
         ["%p = tt.get_program_id x : i32", epilogue(collective="all_reduce"), *store("all_reduce", coords="%p, %p")],
         "must come from its own program_tile",
+    ),
+    "a reduction of rows that a tensor names": (
+        [
+            epilogue(collective="all_reduce"),
+            tile("all_reduce", 0),
+            "%rows = tt.splat %t0 : i32 -> tensor<4x8xi32>",
+            *store("all_reduce", coords="%rows, %rows", coordinate="tensor<4x8xi32>"),
+        ],
+        "it must be the start of the program's tile",
     ),
     "a plan that is not an argument": (
         [

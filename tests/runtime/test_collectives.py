@@ -5,13 +5,28 @@ import time
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from collectives import assert_close, chunk, copy_out, inputs, launch, make_plan, reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import triton_ext as tx
+import triton_ext.language as txl
 
 COLLECTIVES = ["all_to_all", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "put"]
+
+
+@triton.jit
+def copy_some(x, c, M, N, BM: tl.constexpr, BN: tl.constexpr, SHIFT: tl.constexpr = 0):
+    """Stores all columns but the fifth."""
+    out = txl.epilogue(c, block_shape=[BM, BN])
+    row, column = out.program_tile()
+    rows = row * BM + tl.arange(0, BM)
+    columns = column * BN + tl.arange(0, BN)
+    inside = (rows < M)[:, None] & (columns < N)[None, :]
+    value = tl.load(x + rows[:, None] * N + columns[None, :], mask=inside, other=0)
+    out.store([row * BM + SHIFT, column * BN], value, mask=(columns != 5)[None, :])
 
 
 def run(collective, world, shape, dtype=torch.float32, block=(16, 16), runs=1, **options):
@@ -69,6 +84,42 @@ def test_reduce_scatter_along_columns():
 def test_a_tile_with_more_than_two_owners():
     for collective in ("all_to_all", "all_reduce", "reduce_scatter"):
         run(collective, 8, (9, 16), block=(64, 16), runs=2)
+
+
+@pytest.mark.parametrize("world", range(2, 9))
+@pytest.mark.parametrize("collective", ["all_reduce", "reduce_scatter"])
+def test_one_resident_program_reduces_tiles_of_many_owners(collective, world, monkeypatch):
+    """No program may wait for values that a peer computes behind a wait of its own, however shards and tiles lie."""
+    monkeypatch.setenv("TRITON_EXT_NUM_THREADS", "1")
+    monkeypatch.setenv("TRITON_EXT_TIMEOUT_S", "10")
+    run(collective, 2, (1, 1))  # compiles
+    for rows in (world * 5 + 3, 37, 64):
+        for block in [(16, 16), (4, 16)]:
+            run(collective, world, (rows, 40), block=block)
+
+
+def test_masked_elements_add_nothing_to_a_reduction():
+    def rank_main(rank):
+        x = torch.ones(37, 20)
+        for collective in ("all_reduce", "reduce_scatter"):
+            plan = make_plan(collective, x.shape, x.dtype, rank, 3)
+            copy_some[plan.grid(16, 16)](x, plan, 37, 20, BM=16, BN=16)
+            total = torch.full((37, 20), 3.0)
+            total[:, 5] = 0
+            expected = total if collective == "all_reduce" else chunk(total, 3, rank, 0)
+            assert torch.equal(plan.result, expected)
+
+    tx.testing.World(3).run(rank_main)
+
+
+def test_a_reduction_of_another_tile_than_the_programs_own_is_refused():
+    def rank_main(rank):
+        x = torch.ones(64, 16)
+        plan = tx.all_reduce(x.shape, x.dtype)
+        with pytest.raises(tx.errors.PlanError, match=r"stored a block that starts at \d+ .* its tile starts at \d+"):
+            copy_some[plan.grid(16, 16)](x, plan, 64, 16, BM=16, BN=16, SHIFT=1)
+
+    tx.testing.World(1).run(rank_main)
 
 
 def test_fifty_runs_with_changing_data():
@@ -316,6 +367,7 @@ class TestFaults:
 
     def test_nothing_is_stored_after_a_failure(self, monkeypatch):
         """A rank that gave up must not write into what a slow peer still reads."""
+        run("all_to_all", 2, (8, 8))  # compiles
         monkeypatch.setenv("TRITON_EXT_TIMEOUT_S", "0.3")
 
         def rank_main(rank):

@@ -51,9 +51,10 @@ class Epilogue:
         """Store a block of the collective's tensor.
 
         coords: one coordinate per dimension, in logical indices: the block's start (a scalar; elements outside the
-            tensor are left out), or a tensor with the index of each row (column, ...) of the block.
+            tensor are left out), or a tensor with the index of each row (column, ...) of the block. A reduction takes
+            starts only, those of the program's tile.
         value: a block of block_shape, or anything that broadcasts to it; cast to the plan's dtype.
-        mask: elements to write, of block_shape. The others keep what they were, and count as delivered.
+        mask: elements to write, of block_shape. The others keep what they were, or add nothing to a reduction.
         """
         spec = dialect.Spec.decode(self.spec.value)
         coords = list(coords)

@@ -49,7 +49,8 @@ FAILED_READY = 1  # a peer did not begin this run
 FAILED_ARRIVAL = 2  # values of a peer did not arrive
 FAILED_REDUCED = 3  # reduced values of a peer did not arrive
 FAILED_GRID = 4  # the grid has fewer programs than the tensor has tiles
-FAILED_HOST = 5  # the host gave up: a peer's process ended
+FAILED_TILE = 5  # a program stored another tile of a reduction than its own
+FAILED_HOST = 6  # the host gave up: a peer's process ended
 
 
 def table_words(world: int) -> int:

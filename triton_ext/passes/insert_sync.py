@@ -12,35 +12,46 @@ def run(kernel: Kernel) -> None:
     """Insert the ready-waits, the releases and the tail around what `lower_epilogue` inserted."""
     tickets = {op.get_operand(0).id(): op for op in kernel.calls(protocol.take_ticket)}
     with_tiles = {op.get_operand(0).id() for op in kernel.calls(protocol.tile_of_ticket)}
-    blocks = {op.get_operand(0).id(): block_shape(spec_of(op)) for op in kernel.markers(dialect.STORE)}
+    specs = {op.get_operand(0).id(): spec_of(op) for op in kernel.markers(dialect.STORE)}
+    reductions = {plan: spec for plan, spec in specs.items() if spec.reduces}
     for plan, op in tickets.items():
         table, ticket = tensor(op.get_operand(0)), tensor(op.get_result(0))
         kernel.after(op)
         kernel.call(protocol.announce_ready, table, ticket)
         if plan in with_tiles:
-            kernel.call(protocol.check_grid, table, ticket, blocks[plan])
+            kernel.call(protocol.check_grid, table, ticket, block_shape(specs[plan]))
 
     sends = kernel.calls(protocol.store_tile, protocol.store_partial)
     reduces = iter(kernel.calls(protocol.reduce_tile))
     for store, send in zip(kernel.markers(dialect.STORE), sends, strict=True):
         spec = spec_of(store)
-        tile = (
-            tensor(store.get_operand(0)),
-            coordinates(store),
-            block_shape(spec),
-            tl.constexpr(spec.split_dim if spec.splits else -1),
-        )
+        split_dim = tl.constexpr(spec.split_dim if spec.splits else -1)
+        tile = (tensor(store.get_operand(0)), coordinates(store), block_shape(spec), split_dim)
         kernel.after(store)
         kernel.call(protocol.wait_ready, *tile)
         kernel.after(send)
         kernel.call(protocol.arrive, *tile)
         if spec.reduces:
-            kernel.call(protocol.wait_partials, *tile)
-            if spec.collective == "all_reduce":
-                kernel.call(protocol.wait_all_ready, *tile)
+            to_all = spec.collective == "all_reduce"
+            kernel.call(protocol.wait_partials, *tile, tl.constexpr(to_all))
+            if to_all:
                 kernel.after(next(reduces))
                 kernel.call(protocol.arrive_reduced, *tile)
 
     kernel.at_end()
-    for op in tickets.values():
-        kernel.call(protocol.finish, tensor(op.get_operand(0)))
+    for plan, op in tickets.items():
+        table = tensor(op.get_operand(0))
+        last = kernel.call(protocol.leave, table)
+        if plan in reductions:
+            spec = reductions[plan]
+            kernel.call(
+                protocol.reduce_shared,
+                table,
+                last,
+                block_shape(spec),
+                tl.constexpr(spec.split_dim),
+                tl.constexpr(spec.alignment),
+                *(tl.constexpr(tl.dtype(name)) for name in (spec.wire_dtype, spec.acc_dtype, spec.dtype)),
+                tl.constexpr(spec.collective == "all_reduce"),
+            )
+        kernel.call(protocol.finish, table, last)

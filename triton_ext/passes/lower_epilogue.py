@@ -10,6 +10,7 @@ from .kernel import Kernel, block_shape, coordinates, spec_of, tensor
 
 def run(kernel: Kernel) -> None:
     """Insert the stores of every `txl.store` marker behind it, and turn the original `tt.store` off."""
+    tiles = {op.get_operand(0).id(): op for op in kernel.calls(protocol.tile_of_ticket)}
     for store in kernel.markers(dialect.STORE):
         spec = spec_of(store)
         coords = coordinates(store)
@@ -21,6 +22,8 @@ def run(kernel: Kernel) -> None:
         alignment = tl.constexpr(spec.alignment)
         args = (tensor(store.get_operand(0)), coords, tensor(store.get_operand(first)), mask, block, split_dim)
         if spec.reduces:
+            tile = tensor(tiles[store.get_operand(0).id()].get_result(spec.split_dim))
+            kernel.call(protocol.check_tile, args[0], coords[spec.split_dim], tile, block[spec.split_dim])
             kernel.call(protocol.store_partial, *args, alignment)
             to_all = tl.constexpr(spec.collective == "all_reduce")
             acc, dtype = tl.constexpr(tl.dtype(spec.acc_dtype)), tl.constexpr(tl.dtype(spec.dtype))

@@ -184,9 +184,9 @@ def take_ticket(table):
 
 @triton.jit
 def tile_of_ticket(table, ticket, BLOCK, SPLIT_DIM: tl.constexpr):
-    """The tile of a ticket, per dimension. Along the split dimension, tiles begin behind this rank's own and wrap
-    around, so that own tiles come last, in ascending order, and ranks begin with different peers. A ticket beyond
-    the last tile gets a tile outside the tensor.
+    """The tile of a ticket, per dimension. Along the split dimension, tiles begin behind those that are this rank's
+    alone and wrap around, so that these come last, and ranks begin with different peers. A ticket beyond the last
+    tile gets a tile outside the tensor.
     """
     NDIM: tl.constexpr = len(BLOCK)
     OUTER: tl.constexpr = SPLIT_DIM if SPLIT_DIM >= 0 else 0
@@ -199,8 +199,9 @@ def tile_of_ticket(table, ticket, BLOCK, SPLIT_DIM: tl.constexpr):
     outer = ticket // inner
     rest = ticket % inner
     if SPLIT_DIM >= 0:
-        own_end = tl.minimum((tl.load(table + abi.RANK) + 1) * tl.load(table + abi.SHARD), size)
-        rotated = (outer + tl.cdiv(own_end, BLOCK[OUTER]).to(tl.int32)) % tiles
+        own_end = (tl.load(table + abi.RANK) + 1) * tl.load(table + abi.SHARD)
+        behind = tl.where(own_end < size, own_end // BLOCK[OUTER], 0).to(tl.int32)
+        rotated = (outer + behind) % tiles
         outer = tl.where(outer < tiles, rotated, tiles)
     tile = ()
     for dim in tl.static_range(NDIM):
@@ -268,99 +269,183 @@ def arrive(table, coords, BLOCK, SPLIT_DIM: tl.constexpr):
 
 
 @triton.jit
-def store_partial(table, coords, value, mask, BLOCK, SPLIT_DIM: tl.constexpr, ALIGNMENT: tl.constexpr):
-    """Store the rows of a tile that other ranks will reduce, in the area for this rank at their owner."""
+def check_tile(table, coord, tile, size: tl.constexpr):
+    """Record a failure if a program reduces another tile than its own: it might wait for one that comes later."""
+    own = tile * size
+    if coord != own:
+        _fail(table, abi.FAILED_TILE, tl.load(table + abi.RANK), own.to(tl.int64), coord.to(tl.int64))
+
+
+@triton.jit
+def _is_own(table, coords, BLOCK, SPLIT_DIM: tl.constexpr):
+    """Whether a tile is this rank's alone. Its program is preceded by all programs that send."""
     begin, end = _destinations(table, coords, BLOCK, SPLIT_DIM)
     rank = tl.load(table + abi.RANK).to(tl.int32)
+    return (begin == rank) & (end == rank + 1)
+
+
+@triton.jit
+def store_partial(table, coords, value, mask, BLOCK, SPLIT_DIM: tl.constexpr, ALIGNMENT: tl.constexpr):
+    """Store each row of a tile in the area for this rank at its owner, which will reduce it; masked elements as zero.
+    Of a tile that is this rank's alone nothing is stored: its own program reduces it.
+    """
+    begin, end = _destinations(table, coords, BLOCK, SPLIT_DIM)
     indices = _indices(coords, BLOCK)
-    inside = _inside(table, indices, mask & _is_live(table), ALIGNMENT)
-    for n in range(0, end - begin):
-        peer = _nth(table, n, begin, end)
-        if peer != rank:
+    inside = _inside(table, indices, _is_live(table), ALIGNMENT)
+    value = tl.where(mask, value, tl.zeros(BLOCK, value.dtype))
+    if not _is_own(table, coords, BLOCK, SPLIT_DIM):
+        for n in range(0, end - begin):
+            peer = _nth(table, n, begin, end)
             pointers = _pointers(table, peer, indices, abi.STAGE, abi.STAGE_STRIDE, value.dtype, ALIGNMENT)
             tl.store(pointers, value, mask=_owned(table, indices, inside, peer, SPLIT_DIM, ALIGNMENT))
 
 
 @triton.jit
-def wait_partials(table, coords, BLOCK, SPLIT_DIM: tl.constexpr):
-    """Before a tile with own rows is reduced: all that the other ranks computed for this rank has arrived."""
-    begin, end = _destinations(table, coords, BLOCK, SPLIT_DIM)
+def _wait_partials(table):
+    """All that the other ranks computed for this rank in this run has arrived."""
     rank = tl.load(table + abi.RANK).to(tl.int32)
-    if (begin <= rank) & (rank < end):
-        run = tl.load(table + abi.EPOCH) + 1
-        for peer in range(0, tl.load(table + abi.WORLD).to(tl.int32)):
-            if peer != rank:
-                expected = run * _peer_word(table, peer, abi.EXPECTED)
-                _wait(table, _counter(table, peer, abi.ARRIVED_HERE), expected, abi.FAILED_ARRIVAL, peer)
+    run = tl.load(table + abi.EPOCH) + 1
+    for peer in range(0, tl.load(table + abi.WORLD).to(tl.int32)):
+        if peer != rank:
+            expected = run * _peer_word(table, peer, abi.EXPECTED)
+            _wait(table, _counter(table, peer, abi.ARRIVED_HERE), expected, abi.FAILED_ARRIVAL, peer)
+
+
+@triton.jit
+def _wait_all_ready(table):
+    """All ranks have begun this run."""
+    run = tl.load(table + abi.EPOCH) + 1
+    for peer in range(0, tl.load(table + abi.WORLD).to(tl.int32)):
+        _wait(table, _counter(table, peer, abi.READY_HERE), run, abi.FAILED_READY, peer)
+
+
+@triton.jit
+def _store_sum(table, indices, own, total, BLOCK, ALIGNMENT: tl.constexpr, TO_ALL: tl.constexpr):
+    """Store reduced elements in the result, here or at all ranks."""
+    rank = tl.load(table + abi.RANK).to(tl.int32)
+    if TO_ALL:
+        world = tl.load(table + abi.WORLD).to(tl.int32)
+        for n in range(0, world):
+            peer = _nth(table, n, 0, world)
+            pointers = _pointers(table, peer, indices, abi.RESULT, abi.RESULT_STRIDE, total.dtype, ALIGNMENT)
+            tl.store(pointers, total, mask=own)
+    else:
+        pointers = _pointers(table, rank, indices, abi.RESULT, abi.RESULT_STRIDE, total.dtype, ALIGNMENT)
+        tl.store(pointers, total, mask=own)
+
+
+@triton.jit
+def wait_partials(table, coords, BLOCK, SPLIT_DIM: tl.constexpr, TO_ALL: tl.constexpr):
+    """Before a tile that is this rank's alone is reduced: all partial values are here, and all peers ready for it."""
+    if _is_own(table, coords, BLOCK, SPLIT_DIM):
+        _wait_partials(table)
+        if TO_ALL:
+            _wait_all_ready(table)
 
 
 @triton.jit
 def reduce_tile(table, coords, value, mask, BLOCK, SPLIT_DIM: tl.constexpr, ALIGNMENT: tl.constexpr,
                 ACC: tl.constexpr, DTYPE: tl.constexpr, TO_ALL: tl.constexpr):  # fmt: skip
-    """Sum the own rows of a tile in the order of ranks, and store them in the result, here or at all ranks."""
-    begin, end = _destinations(table, coords, BLOCK, SPLIT_DIM)
-    rank = tl.load(table + abi.RANK).to(tl.int32)
-    if (begin <= rank) & (rank < end):
-        world = tl.load(table + abi.WORLD).to(tl.int32)
+    """Sum a tile that is this rank's alone in the order of ranks, and store it in the result."""
+    if _is_own(table, coords, BLOCK, SPLIT_DIM):
+        rank = tl.load(table + abi.RANK).to(tl.int32)
         indices = _indices(coords, BLOCK)
-        inside = _inside(table, indices, mask & _is_live(table), ALIGNMENT)
-        own = _owned(table, indices, inside, rank, SPLIT_DIM, ALIGNMENT)
+        own = _inside(table, indices, _is_live(table), ALIGNMENT)
+        value = tl.where(mask, value, tl.zeros(BLOCK, value.dtype))
         total = tl.zeros(BLOCK, ACC)
-        for peer in range(0, world):
+        for peer in range(0, tl.load(table + abi.WORLD).to(tl.int32)):
             pointers = _pointers(table, peer, indices, abi.STAGE_HERE, abi.STAGE_STRIDE, value.dtype, ALIGNMENT)
             arrived = tl.load(pointers, mask=own & (peer != rank))
             total += tl.where(peer == rank, value, arrived).to(ACC)
-        result = total.to(DTYPE)
-        if TO_ALL:
-            for n in range(0, world):
-                peer = _nth(table, n, 0, world)
-                pointers = _pointers(table, peer, indices, abi.RESULT, abi.RESULT_STRIDE, DTYPE, ALIGNMENT)
-                tl.store(pointers, result, mask=own)
-        else:
-            pointers = _pointers(table, rank, indices, abi.RESULT, abi.RESULT_STRIDE, DTYPE, ALIGNMENT)
-            tl.store(pointers, result, mask=own)
+        _store_sum(table, indices, own, total.to(DTYPE), BLOCK, ALIGNMENT, TO_ALL)
 
 
 @triton.jit
-def wait_all_ready(table, coords, BLOCK, SPLIT_DIM: tl.constexpr):
-    """Before the reduced rows of a tile go to all ranks: all have begun this run."""
-    begin, end = _destinations(table, coords, BLOCK, SPLIT_DIM)
-    rank = tl.load(table + abi.RANK).to(tl.int32)
-    if (begin <= rank) & (rank < end):
-        run = tl.load(table + abi.EPOCH) + 1
-        for peer in range(0, tl.load(table + abi.WORLD).to(tl.int32)):
-            _wait(table, _counter(table, peer, abi.READY_HERE), run, abi.FAILED_READY, peer)
+def _arrive_reduced(table, coords, BLOCK, SPLIT_DIM: tl.constexpr):
+    """Tell all ranks that the reduced rows of a tile were stored at them. One barrier, then one release each."""
+    live = _is_live(table)
+    world = tl.load(table + abi.WORLD).to(tl.int32)
+    count = _count(table, coords, tl.load(table + abi.RANK), BLOCK, SPLIT_DIM)
+    tl.debug_barrier()
+    for n in range(0, world):
+        counter = _counter(table, _nth(table, n, 0, world), abi.REDUCED)
+        tl.atomic_add(counter, count, mask=live, sem="release", scope="sys")
 
 
 @triton.jit
 def arrive_reduced(table, coords, BLOCK, SPLIT_DIM: tl.constexpr):
-    """After the reduced rows of a tile were stored at all ranks: tell them. One barrier, then one release each."""
-    begin, end = _destinations(table, coords, BLOCK, SPLIT_DIM)
-    rank = tl.load(table + abi.RANK).to(tl.int32)
-    if (begin <= rank) & (rank < end):
-        live = _is_live(table)
-        world = tl.load(table + abi.WORLD).to(tl.int32)
-        count = _count(table, coords, rank, BLOCK, SPLIT_DIM)
-        tl.debug_barrier()
-        for n in range(0, world):
-            counter = _counter(table, _nth(table, n, 0, world), abi.REDUCED)
-            tl.atomic_add(counter, count, mask=live, sem="release", scope="sys")
+    """After the reduced rows of a tile that is this rank's alone were stored at all ranks."""
+    if _is_own(table, coords, BLOCK, SPLIT_DIM):
+        _arrive_reduced(table, coords, BLOCK, SPLIT_DIM)
 
 
 @triton.jit
-def finish(table):
-    """The tail: the last program of a run waits until everything for this rank has arrived, then ends the run."""
-    epoch = tl.load(table + abi.EPOCH)
-    base = tl.load(table + abi.BASE)
+def leave(table):
+    """Count a program that is done with its stores; True for the last one of a run."""
     programs = tl.num_programs(0).to(tl.int64) * tl.num_programs(1) * tl.num_programs(2)
     done = tl.atomic_add(table + abi.DONE, 1, sem="acq_rel", scope="gpu")
-    if done - base == programs - 1:
-        run = epoch + 1
+    return done - tl.load(table + abi.BASE) == programs - 1
+
+
+@triton.jit
+def reduce_shared(table, last, BLOCK, SPLIT_DIM: tl.constexpr, ALIGNMENT: tl.constexpr, WIRE: tl.constexpr,
+                  ACC: tl.constexpr, DTYPE: tl.constexpr, TO_ALL: tl.constexpr):  # fmt: skip
+    """The last program of a run reduces this rank's rows of tiles that other ranks own rows of, too.
+
+    There are at most two rows of such tiles, where this rank's part begins and where it ends. Their own programs
+    cannot wait: other ranks' values for this rank may be in tiles that come later.
+    """
+    size = tl.load(table + abi.SHAPE + SPLIT_DIM)
+    shard = tl.load(table + abi.SHARD)
+    own_begin = tl.minimum(tl.load(table + abi.RANK) * shard, size)
+    own_end = tl.minimum(own_begin + shard, size)
+    if last & (own_begin < own_end):
+        SIZE: tl.constexpr = BLOCK[SPLIT_DIM]
+        inner = tl.full([], 1, tl.int32)
+        for dim in tl.static_range(len(BLOCK)):
+            if dim != SPLIT_DIM:
+                inner *= tl.cdiv(tl.load(table + abi.SHAPE + dim), BLOCK[dim]).to(tl.int32)
+        first = (own_begin // SIZE).to(tl.int32)
+        final = ((own_end - 1) // SIZE).to(tl.int32)
+        _wait_partials(table)
+        if TO_ALL:
+            _wait_all_ready(table)
+        for outer in range(first, final + 1, tl.maximum(final - first, 1)):
+            end = tl.minimum((outer + 1).to(tl.int64) * SIZE, size)
+            if (outer.to(tl.int64) * SIZE < own_begin) | (end > own_end):
+                for rest in range(0, inner):
+                    coords = ()
+                    below = inner
+                    for dim in tl.static_range(len(BLOCK)):
+                        if dim == SPLIT_DIM:
+                            coords = coords + (outer * SIZE,)
+                        else:
+                            below = below // tl.cdiv(tl.load(table + abi.SHAPE + dim), BLOCK[dim]).to(tl.int32)
+                            coords = coords + (rest // below * BLOCK[dim],)
+                            rest = rest % below
+                    indices = _indices(coords, BLOCK)
+                    inside = _inside(table, indices, _is_live(table), ALIGNMENT)
+                    own = _owned(table, indices, inside, tl.load(table + abi.RANK), SPLIT_DIM, ALIGNMENT)
+                    total = tl.zeros(BLOCK, ACC)
+                    for peer in range(0, tl.load(table + abi.WORLD).to(tl.int32)):
+                        pointers = _pointers(table, peer, indices, abi.STAGE_HERE, abi.STAGE_STRIDE, WIRE, ALIGNMENT)
+                        total += tl.load(pointers, mask=own).to(ACC)
+                    _store_sum(table, indices, own, total.to(DTYPE), BLOCK, ALIGNMENT, TO_ALL)
+                    if TO_ALL:
+                        _arrive_reduced(table, coords, BLOCK, SPLIT_DIM)
+
+
+@triton.jit
+def finish(table, last):
+    """The tail: the last program of a run waits until everything for this rank has arrived, then ends the run."""
+    if last:
+        run = tl.load(table + abi.EPOCH) + 1
         for peer in range(0, tl.load(table + abi.WORLD).to(tl.int32)):
             expected = run * _peer_word(table, peer, abi.EXPECTED)
             _wait(table, _counter(table, peer, abi.ARRIVED_HERE), expected, abi.FAILED_ARRIVAL, peer)
             expected = run * _peer_word(table, peer, abi.EXPECTED_REDUCED)
             _wait(table, _counter(table, peer, abi.REDUCED_HERE), expected, abi.FAILED_REDUCED, peer)
+        programs = tl.num_programs(0).to(tl.int64) * tl.num_programs(1) * tl.num_programs(2)
         if _is_live(table):
             tl.store(table + abi.EPOCH, run)
-        tl.store(table + abi.BASE, base + programs)
+        tl.store(table + abi.BASE, tl.load(table + abi.BASE) + programs)

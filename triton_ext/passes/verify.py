@@ -6,7 +6,7 @@ from triton._C.libtriton import ir
 
 from ..errors import CompileError
 from . import dialect
-from .kernel import Kernel, spec_of, symbol_of, where
+from .kernel import Kernel, coordinates, spec_of, symbol_of, where
 
 
 def run(kernel: Kernel) -> None:
@@ -39,6 +39,11 @@ def _check_store(
         raise CompileError(
             f"{where(store)}: the tile of a {spec_of(store).collective} must come from its own program_tile(): own "
             "tiles have to be computed last, and tl.program_id does not say when a program runs"
+        )
+    if spec_of(store).reduces and any(coord.type.is_block() for coord in coordinates(store)):
+        raise CompileError(
+            f"{where(store)}: a coordinate of a {spec_of(store).collective} is a tensor: it must be the start of the "
+            "program's tile, whose rows have one order on all ranks"
         )
     if not tiles and not any(op.get_name() == "tt.get_program_id" for op in operations):
         raise CompileError(

@@ -98,6 +98,7 @@ class _State:
     result_offset: int
     peers: Peers
     watch: Watch
+    split_dim: int = 0
     programs_at_free: int = 0
 
     def __post_init__(self) -> None:
@@ -164,6 +165,11 @@ class _State:
         if status == abi.FAILED_GRID:
             return PlanError(
                 f"{here}: the grid has {seen} programs, the tensor has {expected} tiles; launch with plan.grid(*block)"
+            )
+        if status == abi.FAILED_TILE:
+            return PlanError(
+                f"{here}: program {program} stored a block that starts at {seen} along dimension {self.split_dim}, its "
+                f"tile starts at {expected}; a program of a {self.collective} stores its own tile"
             )
         lost = [self._describe(rank) for rank in self._gone()]
         if status == abi.FAILED_HOST:
@@ -364,7 +370,7 @@ def _build(
     table = table.to(device)
     peers = Peers(group.exchange(os.getpid()))
     plan = Plan(table, tl.constexpr(spec.encode()))
-    plan._state = _State(spec.collective, group, where, table, dtype, memory, result_offset, peers, watch)
+    plan._state = _State(spec.collective, group, where, table, dtype, memory, result_offset, peers, watch, spec.split_dim)
     _live.add(plan._state)
     watch.add(plan._state)
     if device.type == "cpu" and _after_launch not in knobs.runtime.launch_exit_hook.calls:

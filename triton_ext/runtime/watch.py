@@ -81,20 +81,19 @@ class Peers:
             if pid != os.getpid():
                 with contextlib.suppress(ProcessLookupError):
                     self._descriptors[rank] = os.pidfd_open(pid)
-        self._poll = select.poll()
-        for descriptor in self._descriptors.values():
-            self._poll.register(descriptor, select.POLLIN)
 
     def dead(self) -> list[int]:
         """Ranks whose process has ended."""
-        ready = {descriptor for descriptor, _ in self._poll.poll(0)}
+        poll = select.poll()  # its own: the watch asks while the owner of the plan may
+        for descriptor in list(self._descriptors.values()):
+            poll.register(descriptor, select.POLLIN)
+        ready = {descriptor for descriptor, _ in poll.poll(0)}
         gone = [rank for rank, pid in enumerate(self.pids) if pid != os.getpid() and rank not in self._descriptors]
-        return gone + [rank for rank, descriptor in self._descriptors.items() if descriptor in ready]
+        return gone + [rank for rank, descriptor in list(self._descriptors.items()) if descriptor in ready]
 
     def close(self) -> None:
         while self._descriptors:
             os.close(self._descriptors.popitem()[1])
-        self._poll = select.poll()
 
     def __del__(self) -> None:
         self.close()

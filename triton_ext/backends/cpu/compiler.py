@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -70,9 +71,14 @@ def make_ttir(module: Any, metadata: dict[str, Any], options: CPUOptions) -> Any
     return module
 
 
+_one_at_a_time = threading.Lock()  # the reader of the IR is not made for threads
+
+
 def make_llir(module: Any, metadata: dict[str, Any], options: CPUOptions) -> str:
     """Triton IR (a module or its text) to optimised LLVM IR; fills in `name` and `scratch_bytes`."""
-    lowered = lower_module(read_module(str(module)), native.host_vectors(), enable_fp_fusion=options.enable_fp_fusion)
+    with _one_at_a_time:
+        kernel = read_module(str(module))
+        lowered = lower_module(kernel, native.host_vectors(), enable_fp_fusion=options.enable_fp_fusion)
     metadata["name"] = lowered.name
     metadata["scratch_bytes"] = lowered.scratch_bytes
     metadata["shared"] = 0

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import platform
 import statistics
+import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,16 +21,34 @@ from . import abi, pool
 from .codegen import native
 
 
+class _Code:
+    """A kernel's code in memory, until the last reference to this goes."""
+
+    def __init__(self, name: str, binary: bytes) -> None:
+        pool.native_code()  # defines the symbols that kernels use
+        self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), native.target_machine())
+        self.engine.add_object_file(llvm.ObjectFileRef.from_data(binary))
+        self.engine.finalize_object()
+        self.address = self.engine.get_function_address(name)
+
+
 class CPUUtils:
     """Loading of binaries, as Triton's CompiledKernel asks for it."""
 
-    def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[Any, int, int, int, int]:
+    def __init__(self) -> None:
+        # Threads that launch a kernel for the first time at once all load it, and only the last one's module is kept:
+        # it has to be the one that the others are running.
+        self._loaded: weakref.WeakValueDictionary[tuple[str, bytes], _Code] = weakref.WeakValueDictionary()
+        self._lock = threading.Lock()
+
+    def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[_Code, int, int, int, int]:
         """Object code -> (module to keep, address of the kernel, registers, spills, threads of a program)."""
-        pool.native_code()  # defines the symbols that kernels use
-        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), native.target_machine())
-        engine.add_object_file(llvm.ObjectFileRef.from_data(binary))
-        engine.finalize_object()
-        return engine, engine.get_function_address(name), 0, 0, 1 << 20
+        key = name, hashlib.sha256(binary).digest()
+        with self._lock:
+            code = self._loaded.get(key)
+            if code is None:
+                code = self._loaded[key] = _Code(name, binary)
+        return code, code.address, 0, 0, 1 << 20
 
     def unload_module(self, module: Any) -> None:
         """The code goes with the last reference to `module`."""
@@ -75,8 +97,6 @@ class CPUDriver(DriverBase):
 
     @classmethod
     def is_active(cls) -> bool:
-        import os
-
         from triton.backends import backends
 
         if os.environ.get("TRITON_DEFAULT_BACKEND") == "cpu":

@@ -1,0 +1,52 @@
+# Every target makes its own environment first: nothing but Python 3.11 with pip is needed.
+#   make demo    the three operators on two processes, checked and timed (about a minute)
+#   make test    the tests          make test-all   the slow ones as well
+#   make bench   the full sweep     make lint       ruff and mypy
+#   make test-triton VERSION=3.6.0  the tests on another Triton, in an environment of its own
+# PIP_ARGS is passed to pip, for instance an index that has torch's CPU builds.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PIP_ARGS ?=
+PYTEST_ARGS ?=
+VENV := .venv
+
+.PHONY: demo test test-all test-triton bench lint setup clean
+setup: $(VENV)/.ready
+
+# $(1): the environment, $(2): its constraints
+define install
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: set PYTHON=")'
+	$(PYTHON) -m venv $(1)
+	$(1)/bin/python -m pip install --quiet $(PIP_ARGS) -c $(2) -e '.[dev,mpi]'
+	touch $(1)/.ready
+endef
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(call install,$(VENV),constraints.txt)
+
+demo: setup
+	$(VENV)/bin/python benchmarks/bench.py --short
+
+bench: setup
+	$(VENV)/bin/python benchmarks/bench.py
+
+test: setup
+	$(VENV)/bin/python -m pytest -m 'not slow' $(PYTEST_ARGS)
+
+test-all: setup
+	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+
+lint: setup
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+test-triton: .venv-triton-$(VERSION)/.ready
+	TRITON_CACHE_DIR=.venv-triton-$(VERSION)/cache .venv-triton-$(VERSION)/bin/python -m pytest -m 'not slow' $(PYTEST_ARGS)
+
+.venv-triton-%/.ready: pyproject.toml constraints.txt
+	mkdir -p $(@D)
+	sed 's/^triton==.*/triton==$*/' constraints.txt > $(@D)/constraints.txt
+	$(call install,$(@D),$(@D)/constraints.txt)
+
+clean:
+	rm -rf .venv .venv-triton-* results build *.egg-info
