@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from datetime import timedelta
@@ -12,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 
 from ..errors import PlanError
 
@@ -40,6 +43,10 @@ class Group(Protocol):
     def exchange(self, value: Any) -> list[Any]:
         """Every rank's value, in rank order."""
 
+    @property
+    def name(self) -> str:
+        """What `named` finds this group by: operators take it, since their schemas have no groups."""
+
     def global_rank(self, rank: int) -> int:
         """A member's rank in the whole job, for messages."""
 
@@ -51,6 +58,7 @@ class ProcessRanks:
         self.group = group
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
+        self.name = group.group_name
 
     def exchange(self, value: Any) -> list[Any]:
         if dist.get_backend(self.group) == "gloo":
@@ -78,6 +86,10 @@ class _Meeting:
         self.subgroups: dict[tuple[int, ...], _Meeting] = {}
 
 
+_numbers = itertools.count()
+_virtual_by_name: weakref.WeakValueDictionary[str, ThreadRanks] = weakref.WeakValueDictionary()
+
+
 class ThreadRanks:
     """A virtual rank: one thread of a process that plays all ranks (tx.testing.World)."""
 
@@ -87,6 +99,8 @@ class ThreadRanks:
         self.ranks = tuple(ranks)
         self.meeting = meeting
         self.device = device
+        self.name = f"virtual {next(_numbers)}"
+        _virtual_by_name[self.name] = self
 
     @classmethod
     def world(cls, size: int, device: torch.device) -> list[ThreadRanks]:
@@ -134,6 +148,12 @@ def as_virtual_rank(ranks: ThreadRanks) -> Iterator[None]:
 def virtual_rank() -> ThreadRanks | None:
     """The virtual rank that this thread plays, if any."""
     return _virtual.get()
+
+
+def named(name: str) -> dist.ProcessGroup | ThreadRanks:
+    """The group with a name, as `resolve` takes it."""
+    virtual = _virtual_by_name.get(name)
+    return virtual if virtual is not None else c10d._resolve_process_group(name)
 
 
 def resolve(group: dist.ProcessGroup | ThreadRanks | None) -> Group:

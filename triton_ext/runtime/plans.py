@@ -69,6 +69,10 @@ class Plan(PlanArguments):
         """Of the tensor that this rank's kernel computes."""
         return self._state.layout.shapes[self._state.group.rank]
 
+    @property
+    def is_freed(self) -> bool:
+        return self._state.memory is None
+
     def grid(self, *block_shape: int) -> tuple[int]:
         """Number of programs that cover the tensor with blocks of this shape; at least one."""
         if len(block_shape) != len(self.shape):

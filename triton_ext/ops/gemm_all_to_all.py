@@ -1,0 +1,103 @@
+"""GEMM + all-to-all: the rows of an expert's product return to the ranks that own them (MoE combine)."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+import triton
+import triton.language as tl
+
+import triton_ext.language as txl
+
+from ..errors import LaunchError
+from ..runtime import groups
+from ..runtime.layout import owned
+from ..runtime.plans import GroupLike, Plan, all_to_all
+from .plan_cache import plan_for
+
+
+@triton.jit
+def gemm_all_to_all_kernel(a, b, c, M, N, K, stride_am, stride_ak, stride_bk, stride_bn,
+                           BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+    """c = a @ b, [M, K] x [K, N]: a tile leaves for the owners of its rows when it is computed."""
+    out = txl.epilogue(c, block_shape=[BM, BN])
+    tile_m, tile_n = out.program_tile()
+    rows = tile_m * BM + tl.arange(0, BM)
+    columns = tile_n * BN + tl.arange(0, BN)
+    depth = tl.arange(0, BK)
+    a_tile = a + rows[:, None].to(tl.int64) * stride_am + depth[None, :] * stride_ak
+    b_tile = b + depth[:, None] * stride_bk + columns[None, :].to(tl.int64) * stride_bn
+    acc = tl.zeros([BM, BN], tl.float32)
+    for k in range(0, K, BK):
+        inside = depth < K - k
+        x = tl.load(a_tile, mask=(rows < M)[:, None] & inside[None, :], other=0.0)
+        y = tl.load(b_tile, mask=inside[:, None] & (columns < N)[None, :], other=0.0)
+        acc = tl.dot(x, y, acc)
+        a_tile += BK * stride_ak
+        b_tile += BK * stride_bk
+    out.store([tile_m * BM, tile_n * BN], acc)
+
+
+def block_shape(device: torch.device) -> tuple[int, int, int]:
+    """BM, BN, BK."""
+    return (128, 128, 64) if device.type == "cpu" else (64, 128, 64)
+
+
+def run(a: torch.Tensor, b: torch.Tensor, plan: Plan) -> torch.Tensor:
+    """Launch the kernel with a plan over the product's shape, and return plan.result."""
+    (m, k), n = a.shape, b.shape[1]
+    bm, bn, bk = block_shape(a.device)
+    gemm_all_to_all_kernel[plan.grid(bm, bn)](a, b, plan, m, n, k, *a.stride(), *b.stride(), BM=bm, BN=bn, BK=bk)
+    return plan.result
+
+
+def gemm_all_to_all(
+    a: torch.Tensor, b: torch.Tensor, *, group: GroupLike = None, plan: Plan | None = None
+) -> torch.Tensor:
+    """All-to-all of a @ b along the rows, overlapped with the product.
+
+    a: [M, K], b: [K, N], both float32, float16 or bfloat16, with any strides; M and N are the same on all ranks. Rank r
+    gets, of every rank's product, the rows that torch.chunk(product, world)[r] has, in rank order: [world * m_r, N].
+
+    plan: tx.all_to_all((M, N), a.dtype); the result is then plan.result, valid until the plan's next run. Without it
+    the result is a tensor of its own. Collective. Raises LaunchError for tensors that do not fit together.
+    """
+    if plan is not None:
+        _check(a, b)
+        if plan.shape != (a.shape[0], b.shape[1]):
+            raise LaunchError(f"the plan is for a product of shape {plan.shape}, this is {(a.shape[0], b.shape[1])}")
+        return run(a, b, plan)
+    return _gemm_all_to_all(a, b, groups.resolve(group).name)
+
+
+@torch.library.custom_op("triton_ext::gemm_all_to_all", mutates_args=())
+def _gemm_all_to_all(a: torch.Tensor, b: torch.Tensor, group: str) -> torch.Tensor:
+    _check(a, b)
+    return run(a, b, plan_for(all_to_all, group, (a.shape[0], b.shape[1]), a.dtype, device=a.device)).clone()
+
+
+@_gemm_all_to_all.register_fake
+def _(a: torch.Tensor, b: torch.Tensor, group: str) -> torch.Tensor:
+    _check(a, b)
+    ranks = groups.resolve(groups.named(group))
+    start, end = owned(a.shape[0], ranks.size, ranks.rank)
+    return a.new_empty(ranks.size * (end - start), b.shape[1])
+
+
+def _check(a: torch.Tensor, b: torch.Tensor) -> None:
+    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
+        raise LaunchError(f"gemm_all_to_all takes [M, K] and [K, N], got {tuple(a.shape)} and {tuple(b.shape)}")
+    if a.dtype != b.dtype or a.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise LaunchError(
+            f"gemm_all_to_all takes two tensors of float32, float16 or bfloat16, got {a.dtype} and {b.dtype}"
+        )
+
+
+def unfused(a: torch.Tensor, b: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """The same with torch.mm and torch.distributed: the reference, and what to be faster than."""
+    product = a @ b
+    world, rank = dist.get_world_size(group), dist.get_rank(group)
+    sizes = [end - start for start, end in (owned(a.shape[0], world, r) for r in range(world))]
+    result = product.new_empty(world * sizes[rank], b.shape[1])
+    dist.all_to_all_single(result, product, [sizes[rank]] * world, sizes, group=group)
+    return result

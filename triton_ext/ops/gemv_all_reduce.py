@@ -1,0 +1,120 @@
+"""GEMV + all-reduce: a row-parallel linear layer at small batches (transformer decoding)."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+import triton_ext.language as txl
+
+from ..errors import LaunchError
+from ..runtime import groups
+from ..runtime.plans import GroupLike, Plan, all_reduce
+from .plan_cache import plan_for
+
+MAX_BATCH = 64
+
+
+@triton.jit
+def gemv_all_reduce_kernel(x, w, y, B, N, K, stride_xb, stride_xk, stride_wn, stride_wk,
+                           BB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+    """y = x @ w.T, [B, K] x [N, K]: a rank's part of a sum over ranks. BB is at least B."""
+    out = txl.epilogue(y, block_shape=[BB, BN])
+    tile_b, tile_n = out.program_tile()
+    batch = tile_b * BB + tl.arange(0, BB)
+    rows = tile_n * BN + tl.arange(0, BN)
+    depth = tl.arange(0, BK)
+    w_tile = w + rows[:, None].to(tl.int64) * stride_wn + depth[None, :] * stride_wk
+    x_tile = x + batch[:, None] * stride_xb + depth[None, :] * stride_xk
+    if BB == 1:
+        products = tl.zeros([BN, BK], tl.float32)
+        for k in range(0, K, BK):
+            inside = depth < K - k
+            weights = tl.load(w_tile, mask=(rows < N)[:, None] & inside[None, :], other=0.0)
+            products += weights.to(tl.float32) * tl.load(x_tile, mask=inside[None, :], other=0.0).to(tl.float32)
+            w_tile += BK * stride_wk
+            x_tile += BK * stride_xk
+        acc = tl.sum(products, axis=1)[None, :]
+    else:
+        acc = tl.zeros([BB, BN], tl.float32)
+        for k in range(0, K, BK):
+            inside = depth < K - k
+            weights = tl.load(w_tile, mask=(rows < N)[:, None] & inside[None, :], other=0.0)
+            inputs = tl.load(x_tile, mask=(batch < B)[:, None] & inside[None, :], other=0.0)
+            acc = tl.dot(inputs, tl.trans(weights), acc)
+            w_tile += BK * stride_wk
+            x_tile += BK * stride_xk
+    out.store([tile_b * BB, tile_n * BN], acc)
+
+
+def block_shape(batch: int, device: torch.device) -> tuple[int, int, int]:
+    """BB, BN, BK."""
+    if batch == 1:
+        return (1, 16, 128) if device.type == "cpu" else (1, 16, 256)
+    return max(triton.next_power_of_2(batch), 1 if device.type == "cpu" else 16), 64, 64
+
+
+def run(x: torch.Tensor, w: torch.Tensor, plan: Plan) -> torch.Tensor:
+    """Launch the kernel with a plan over the output's shape, and return plan.result."""
+    (batch, k), n = x.shape, w.shape[0]
+    bb, bn, bk = block_shape(batch, x.device)
+    gemv_all_reduce_kernel[plan.grid(bb, bn)](
+        x, w, plan, batch, n, k, *x.stride(), *w.stride(), BB=bb, BN=bn, BK=bk
+    )  # fmt: skip
+    return plan.result
+
+
+def gemv_all_reduce(
+    x: torch.Tensor, w: torch.Tensor, *, group: GroupLike = None, plan: Plan | None = None
+) -> torch.Tensor:
+    """The sum over ranks of x @ w.T, on every rank: torch.nn.functional.linear whose input features are split.
+
+    x: [B, K] or [K], B at most 64; w: [N, K]; float32, float16 or bfloat16, with any strides; K may differ among
+    ranks. Returns [B, N] or [N] in x's dtype, bitwise the same on all ranks and in every run.
+
+    plan: tx.all_reduce((B, N), x.dtype), with B = 1 for a vector; the result is then plan.result (of its shape), valid
+    until the plan's next run. Collective. Raises LaunchError for tensors that do not fit together.
+    """
+    if plan is not None:
+        rows = x if x.ndim == 2 else x.unsqueeze(0)
+        _check(rows, w)
+        if plan.shape != (rows.shape[0], w.shape[0]):
+            raise LaunchError(f"the plan is for an output of {plan.shape}, this is {(rows.shape[0], w.shape[0])}")
+        return run(rows, w, plan)
+    return _gemv_all_reduce(x, w, groups.resolve(group).name)
+
+
+@torch.library.custom_op("triton_ext::gemv_all_reduce", mutates_args=())
+def _gemv_all_reduce(x: torch.Tensor, w: torch.Tensor, group: str) -> torch.Tensor:
+    rows = x if x.ndim == 2 else x.unsqueeze(0)
+    _check(rows, w)
+    shape = (rows.shape[0], w.shape[0])
+    result = run(rows, w, plan_for(all_reduce, group, shape, x.dtype, device=x.device)).clone()
+    return result if x.ndim == 2 else result[0].clone()
+
+
+@_gemv_all_reduce.register_fake
+def _(x: torch.Tensor, w: torch.Tensor, group: str) -> torch.Tensor:
+    _check(x if x.ndim == 2 else x.unsqueeze(0), w)
+    return x.new_empty(*x.shape[:-1], w.shape[0])
+
+
+def _check(x: torch.Tensor, w: torch.Tensor) -> None:
+    if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[1]:
+        raise LaunchError(f"gemv_all_reduce takes [B, K] or [K], and [N, K], got {tuple(x.shape)} and {tuple(w.shape)}")
+    if x.shape[0] > MAX_BATCH:
+        raise LaunchError(f"gemv_all_reduce takes at most {MAX_BATCH} rows, got {x.shape[0]}: that is a GEMM")
+    if x.dtype != w.dtype or x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise LaunchError(
+            f"gemv_all_reduce takes two tensors of float32, float16 or bfloat16, got {x.dtype} and {w.dtype}"
+        )
+
+
+def unfused(x: torch.Tensor, w: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """The same with torch and torch.distributed: the reference, and what to be faster than."""
+    result = F.linear(x, w)
+    dist.all_reduce(result, group=group)
+    return result
