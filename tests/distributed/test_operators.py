@@ -7,9 +7,9 @@ from distributed import harness
 from ops.cases import Embedding, Gemm, Gemv
 from torch.library import opcheck
 
-from triton_ext.ops.embedding_all_to_all import unfused as embedding_unfused
-from triton_ext.ops.gemm_all_to_all import unfused as gemm_unfused
-from triton_ext.ops.gemv_all_reduce import unfused as gemv_unfused
+from triton_ext.ops.embedding import unfused as embedding_unfused
+from triton_ext.ops.gemm import unfused as gemm_unfused
+from triton_ext.ops.gemv import unfused as gemv_unfused
 
 WORLD = 2
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 import triton
@@ -17,11 +19,9 @@ from .plan_cache import plan_for
 
 
 @triton.jit
-def gemm_all_to_all_kernel(a, b, c, M, N, K, stride_am, stride_ak, stride_bk, stride_bn,
-                           BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
-    """c = a @ b, [M, K] x [K, N]: a tile leaves for the owners of its rows when it is computed."""
-    out = txl.epilogue(c, block_shape=[BM, BN])
-    tile_m, tile_n = out.program_tile()
+def product_tile(a, b, tile_m, tile_n, M, N, K, stride_am, stride_ak, stride_bk, stride_bn,
+                 BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+    """A tile of a @ b, [M, K] x [K, N], in float32."""
     rows = tile_m * BM + tl.arange(0, BM)
     columns = tile_n * BN + tl.arange(0, BN)
     depth = tl.arange(0, BK)
@@ -35,6 +35,16 @@ def gemm_all_to_all_kernel(a, b, c, M, N, K, stride_am, stride_ak, stride_bk, st
         acc = tl.dot(x, y, acc)
         a_tile += BK * stride_ak
         b_tile += BK * stride_bk
+    return acc
+
+
+@triton.jit
+def gemm_all_to_all_kernel(a, b, c, M, N, K, stride_am, stride_ak, stride_bk, stride_bn,
+                           BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+    """c = a @ b: a tile leaves for the owners of its rows when it is computed."""
+    out = txl.epilogue(c, block_shape=[BM, BN])
+    tile_m, tile_n = out.program_tile()
+    acc = product_tile(a, b, tile_m, tile_n, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, BM, BN, BK)
     out.store([tile_m * BM, tile_n * BN], acc)
 
 
@@ -93,11 +103,14 @@ def _check(a: torch.Tensor, b: torch.Tensor) -> None:
         )
 
 
-def unfused(a: torch.Tensor, b: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
-    """The same with torch.mm and torch.distributed: the reference, and what to be faster than."""
+def unfused(a: torch.Tensor, b: torch.Tensor, comm: Any = dist) -> torch.Tensor:
+    """The same with torch.mm and an all-to-all of torch.distributed: the reference, and what to be faster than.
+
+    comm: torch.distributed, or what has its get_rank, get_world_size and all_to_all_single.
+    """
     product = a @ b
-    world, rank = dist.get_world_size(group), dist.get_rank(group)
+    world, rank = comm.get_world_size(), comm.get_rank()
     sizes = [end - start for start, end in (owned(a.shape[0], world, r) for r in range(world))]
     result = product.new_empty(world * sizes[rank], b.shape[1])
-    dist.all_to_all_single(result, product, [sizes[rank]] * world, sizes, group=group)
+    comm.all_to_all_single(result, product, [sizes[rank]] * world, sizes)
     return result

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -19,11 +21,9 @@ MAX_BATCH = 64
 
 
 @triton.jit
-def gemv_all_reduce_kernel(x, w, y, B, N, K, stride_xb, stride_xk, stride_wn, stride_wk,
-                           BB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
-    """y = x @ w.T, [B, K] x [N, K]: a rank's part of a sum over ranks. BB is at least B."""
-    out = txl.epilogue(y, block_shape=[BB, BN])
-    tile_b, tile_n = out.program_tile()
+def linear_tile(x, w, tile_b, tile_n, B, N, K, stride_xb, stride_xk, stride_wn, stride_wk,
+                BB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+    """A tile of x @ w.T, [B, K] x [N, K], in float32."""
     batch = tile_b * BB + tl.arange(0, BB)
     rows = tile_n * BN + tl.arange(0, BN)
     depth = tl.arange(0, BK)
@@ -47,6 +47,16 @@ def gemv_all_reduce_kernel(x, w, y, B, N, K, stride_xb, stride_xk, stride_wn, st
             acc = tl.dot(inputs, tl.trans(weights), acc)
             w_tile += BK * stride_wk
             x_tile += BK * stride_xk
+    return acc
+
+
+@triton.jit
+def gemv_all_reduce_kernel(x, w, y, B, N, K, stride_xb, stride_xk, stride_wn, stride_wk,
+                           BB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+    """y = the sum over ranks of x @ w.T."""
+    out = txl.epilogue(y, block_shape=[BB, BN])
+    tile_b, tile_n = out.program_tile()
+    acc = linear_tile(x, w, tile_b, tile_n, B, N, K, stride_xb, stride_xk, stride_wn, stride_wk, BB, BN, BK)
     out.store([tile_b * BB, tile_n * BN], acc)
 
 
@@ -113,8 +123,11 @@ def _check(x: torch.Tensor, w: torch.Tensor) -> None:
         )
 
 
-def unfused(x: torch.Tensor, w: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
-    """The same with torch and torch.distributed: the reference, and what to be faster than."""
+def unfused(x: torch.Tensor, w: torch.Tensor, comm: Any = dist) -> torch.Tensor:
+    """The same with torch and an all-reduce of torch.distributed: the reference, and what to be faster than.
+
+    comm: torch.distributed, or what has its all_reduce.
+    """
     result = F.linear(x, w)
-    dist.all_reduce(result, group=group)
+    comm.all_reduce(result)
     return result

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -18,11 +20,9 @@ from .plan_cache import plan_for
 
 
 @triton.jit
-def embedding_all_to_all_kernel(weight, table_starts, indices, offsets, pooled, B, T, D, n_indices, stride_w,
-                                MEAN: tl.constexpr, BB: tl.constexpr, BD: tl.constexpr):  # fmt: skip
-    """pooled[b, t] = sum or mean of the rows of table t that bag (t, b) names; a tile is BB samples of one table."""
-    out = txl.epilogue(pooled, block_shape=[BB, 1, BD])
-    tile_b, table, tile_d = out.program_tile()
+def pooled_tile(weight, table_starts, indices, offsets, tile_b, table, tile_d, B, T, D, n_indices, stride_w,
+                MEAN: tl.constexpr, BB: tl.constexpr, BD: tl.constexpr):  # fmt: skip
+    """The sum or mean of the rows of one table that BB bags name, in float32: [BB, BD]."""
     samples = tile_b * BB + tl.arange(0, BB)
     columns = tile_d * BD + tl.arange(0, BD)
     inside = (samples < B) & (table < T)
@@ -43,6 +43,18 @@ def embedding_all_to_all_kernel(weight, table_starts, indices, offsets, pooled, 
         ).to(tl.float32)
     if MEAN:
         acc = acc / tl.maximum(counts, 1).to(tl.float32)[:, None]
+    return acc
+
+
+@triton.jit
+def embedding_all_to_all_kernel(weight, table_starts, indices, offsets, pooled, B, T, D, n_indices, stride_w,
+                                MEAN: tl.constexpr, BB: tl.constexpr, BD: tl.constexpr):  # fmt: skip
+    """pooled[b, t] = the pooled vector of bag (t, b): a tile of BB samples leaves for their owner."""
+    out = txl.epilogue(pooled, block_shape=[BB, 1, BD])
+    tile_b, table, tile_d = out.program_tile()
+    acc = pooled_tile(
+        weight, table_starts, indices, offsets, tile_b, table, tile_d, B, T, D, n_indices, stride_w, MEAN, BB, BD
+    )
     out.store([tile_b * BB, table, tile_d * BD], acc[:, None, :])
 
 
@@ -168,25 +180,29 @@ def unfused(
     indices: torch.Tensor,
     offsets: torch.Tensor,
     mode: str = "sum",
-    group: dist.ProcessGroup | None = None,
+    comm: Any = dist,
 ) -> torch.Tensor:
-    """The same with torch.nn.functional.embedding_bag and torch.distributed: the reference, and what to be faster than.
+    """The same with an embedding_bag per table and an all-to-all of torch.distributed: the reference, and what to be
+    faster than. All ranks have the same number of tables here.
 
-    All ranks have the same number of tables here.
+    comm: torch.distributed, or what has its get_rank, get_world_size and all_to_all_single.
     """
     tables, samples = offsets.shape
     dim = weight.shape[1]
+    rows = [*table_starts.tolist(), weight.shape[0]]
     bounds = [*offsets[:, 0].tolist(), indices.numel()] if samples else [0] * (tables + 1)
-    starts = table_starts.tolist()
-    pooled = weight.new_empty(samples, tables, dim)
-    for table in range(tables):
-        first, last = bounds[table], bounds[table + 1]
-        end = starts[table + 1] if table + 1 < tables else weight.shape[0]
-        rows = weight[starts[table] : end]
-        bag_starts = offsets[table] - first
-        pooled[:, table] = F.embedding_bag(indices[first:last], rows, bag_starts, mode=mode)
-    world, rank = dist.get_world_size(group), dist.get_rank(group)
+    vectors = [
+        F.embedding_bag(
+            indices[bounds[table] : bounds[table + 1]],
+            weight[rows[table] : rows[table + 1]],
+            offsets[table] - bounds[table],
+            mode=mode,
+        )
+        for table in range(tables)
+    ]
+    pooled = torch.stack(vectors, 1)
+    world, rank = comm.get_world_size(), comm.get_rank()
     sizes = [end - start for start, end in (owned(samples, world, r) for r in range(world))]
     arrived = pooled.new_empty(world * sizes[rank], tables, dim)
-    dist.all_to_all_single(arrived, pooled, [sizes[rank]] * world, sizes, group=group)
+    comm.all_to_all_single(arrived, pooled, [sizes[rank]] * world, sizes)
     return arrived.view(world, sizes[rank], tables, dim).transpose(0, 1).reshape(sizes[rank], world * tables, dim)
