@@ -80,9 +80,8 @@ def worker() -> None:
     store = dist.FileStore(settings["store"], settings["world"])
     dist.init_process_group("gloo", store=store, rank=rank, world_size=settings["world"])
     import cases
-    from measure import measure
-
     import triton_ext as tx
+    from measure import measure
 
     tx.init()
     torch.manual_seed(rank)

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from kernels import embedding_kernel, gemm_kernel, gemv_kernel
 
 import triton_ext as tx
+from kernels import embedding_kernel, gemm_kernel, gemv_kernel
 from triton_ext.ops import embedding, gemm, gemv
 
 Shape = dict[str, int]
@@ -78,9 +78,7 @@ def gemv_case(batch: int, n: int, k: int, mpi: Any) -> Case:
     bb, bn, bk = gemv.block_shape(batch, x.device)
 
     def compute_only() -> torch.Tensor:
-        gemv_kernel[plan.grid(bb, bn)](
-            x, w, local, batch, n, k // world, *x.stride(), *w.stride(), BB=bb, BN=bn, BK=bk
-        )
+        gemv_kernel[plan.grid(bb, bn)](x, w, local, batch, n, k // world, *x.stride(), *w.stride(), BB=bb, BN=bn, BK=bk)
         return local
 
     def reference() -> torch.Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
 from cases import Case
 
 _BATCH_S = 0.02  # a sample is as many calls as take this long, so that the ranks' start does not count

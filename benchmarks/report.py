@@ -66,9 +66,12 @@ def plot(records: list[Record], path: Path) -> None:
 
     cases = rows(records)
     names = [name for name in _LABELS if name != "limit" and any(name in variants for *_, variants in cases)]
-    colours = dict(
-        zip(("fused", "unfused_gloo", "unfused_mpi", "compute_only"), ("#1b7f5c", "#c9803a", "#7a6bb0", "#b8b8b8"))
-    )
+    colours = {
+        "fused": "#1b7f5c",
+        "unfused_gloo": "#c9803a",
+        "unfused_mpi": "#7a6bb0",
+        "compute_only": "#b8b8b8",
+    }
     figure, axis = pyplot.subplots(figsize=(9, 0.62 * len(cases) + 1.6), layout="constrained")
     height = 0.8 / len(names)
     for i, name in enumerate(names):

@@ -4,11 +4,13 @@ import re
 
 import pytest
 import triton
-from collectives import copy_out
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from collectives import copy_out
+from triton_ext import aot
+from triton_ext.ops import embedding, gemm, gemv
 from triton_ext.runtime.plans import signature
 
 CUDA = [GPUTarget("cuda", 90, 32), GPUTarget("cuda", 100, 32)]
@@ -39,7 +41,7 @@ PTX = {
     "B": r"bar\.sync",
     "R": r"(?:red|atom)\.global\.sys\.release\.add",
     "A": r"atom\.global\.acquire\.sys\.cas",
-    "F": r"(?:membar|fence)\.",
+    "F": r"(?<!wgmma\.)(?:membar|fence)\.(?!proxy)",  # wgmma has fences of its own for shared memory
 }
 AMDGCN = {
     "S": r"global_store_dwordx?[0-9]* v\[\d+:\d+\], v\S+, off",
@@ -89,3 +91,17 @@ def test_tiles_leave_in_wide_stores():
     """A plan whose rows are aligned compiles to 128-bit stores."""
     assert "st.global.v4.b32" in build("all_to_all", CUDA[0])["ptx"]
     assert "global_store_dwordx4" in build("all_to_all", HIP[0])["amdgcn"]
+
+
+@pytest.mark.parametrize("target", aot.TARGETS)
+@pytest.mark.parametrize("operator", [embedding, gemm, gemv], ids=lambda module: module.__name__.split(".")[-1])
+def test_operators(operator, target):
+    [(name, arguments)] = operator.SIGNATURES.items()
+    stages = aot.compile_for(getattr(operator, name), arguments, target).asm
+    patterns = {"cuda": PTX, "hip": AMDGCN}.get(target.split(":")[0])
+    if patterns:
+        trace = letters(stages["ptx" if patterns is PTX else "amdgcn"], patterns)
+        assert re.search("A.*S+B+R", trace), "ready-wait, stores, barrier, release"
+        assert "F" not in trace
+    else:
+        assert len(stages["obj"]) > 1000

@@ -7,10 +7,10 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from collectives import assert_close, inputs, launch, make_plan, reference
-from distributed import harness
 
 import triton_ext as tx
+from collectives import assert_close, inputs, launch, make_plan, reference
+from distributed import harness
 
 COLLECTIVES = ["all_to_all", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "put"]
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from collectives import assert_close, inputs, launch, reference
-from distributed import harness
 
 import triton_ext as tx
+from collectives import assert_close, inputs, launch, reference
+from distributed import harness
 
 WORLD = 3
 VICTIM = 2

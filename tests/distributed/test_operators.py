@@ -2,11 +2,11 @@
 
 import torch
 import torch.distributed as dist
+from torch.library import opcheck
+
 from collectives import assert_close
 from distributed import harness
 from ops.cases import Embedding, Gemm, Gemv
-from torch.library import opcheck
-
 from triton_ext.ops.embedding import unfused as embedding_unfused
 from triton_ext.ops.gemm import unfused as gemm_unfused
 from triton_ext.ops.gemv import unfused as gemv_unfused

@@ -2,9 +2,9 @@
 
 import torch
 import torch.nn.functional as F
-from collectives import chunk
 
 import triton_ext as tx
+from collectives import chunk
 
 
 def generators(world, seed=0):

@@ -1,13 +1,13 @@
-"""The operators on virtual ranks, over what acceptance asks for: shapes, worlds, layouts, dtypes, repetition, misuse."""
+"""The operators on virtual ranks: shapes, worlds, layouts, dtypes, repetition, misuse."""
 
 import pytest
 import torch
-from collectives import assert_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ops.cases import Embedding, Gemm, Gemv
 
 import triton_ext as tx
+from collectives import assert_close
+from ops.cases import Embedding, Gemm, Gemv
 from triton_ext.errors import LaunchError, PlanError
 
 CASES = {"gemm": Gemm, "gemv": Gemv, "embedding": Embedding}

@@ -1,8 +1,8 @@
 """Each pass on the smallest kernel: what it is for, in a few lines of IR."""
 
 import pytest
-from kernels import epilogue, kernel, store, tile
 
+from kernels import epilogue, kernel, store, tile
 from triton_ext.errors import CompileError
 from triton_ext.passes import insert_sync, lower_epilogue, order_tiles, verify
 

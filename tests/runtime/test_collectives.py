@@ -7,12 +7,12 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from collectives import assert_close, chunk, copy_out, inputs, launch, make_plan, reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import triton_ext as tx
 import triton_ext.language as txl
+from collectives import assert_close, chunk, copy_out, inputs, launch, make_plan, reference
 
 COLLECTIVES = ["all_to_all", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "put"]
 

@@ -58,6 +58,15 @@ def embedding_all_to_all_kernel(weight, table_starts, indices, offsets, pooled, 
     out.store([tile_b * BB, table, tile_d * BD], acc[:, None, :])
 
 
+#: For `triton-ext compile`.
+SIGNATURES = {
+    "embedding_all_to_all_kernel": {"weight": "*fp32:16", "pooled": "all_to_all:3:fp32"}
+    | {"MEAN": False, "BB": 32, "BD": 64}
+    | dict.fromkeys(("table_starts", "indices", "offsets"), "*i64:16")
+    | dict.fromkeys(("B", "T", "D", "n_indices", "stride_w"), "i32")
+}
+
+
 def block_shape(dim: int, device: torch.device) -> tuple[int, int]:
     """BB, BD: samples and columns of a tile."""
     return 4 if device.type == "cpu" else 32, min(triton.next_power_of_2(max(dim, 1)), 128)

@@ -48,6 +48,14 @@ def gemm_all_to_all_kernel(a, b, c, M, N, K, stride_am, stride_ak, stride_bk, st
     out.store([tile_m * BM, tile_n * BN], acc)
 
 
+#: For `triton-ext compile`.
+SIGNATURES = {
+    "gemm_all_to_all_kernel": dict.fromkeys(("a", "b"), "*fp32:16")
+    | {"c": "all_to_all:2:fp32", "BM": 64, "BN": 128, "BK": 32}
+    | dict.fromkeys(("M", "N", "K", "stride_am", "stride_ak", "stride_bk", "stride_bn"), "i32")
+}
+
+
 def block_shape(device: torch.device) -> tuple[int, int, int]:
     """BM, BN, BK."""
     return (128, 128, 64) if device.type == "cpu" else (64, 128, 64)

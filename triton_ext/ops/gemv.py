@@ -60,6 +60,14 @@ def gemv_all_reduce_kernel(x, w, y, B, N, K, stride_xb, stride_xk, stride_wn, st
     out.store([tile_b * BB, tile_n * BN], acc)
 
 
+#: For `triton-ext compile`.
+SIGNATURES = {
+    "gemv_all_reduce_kernel": dict.fromkeys(("x", "w"), "*fp32:16")
+    | {"y": "all_reduce:2:fp32", "BB": 1, "BN": 16, "BK": 256}
+    | dict.fromkeys(("B", "N", "K", "stride_xb", "stride_xk", "stride_wn", "stride_wk"), "i32")
+}
+
+
 def block_shape(batch: int, device: torch.device) -> tuple[int, int, int]:
     """BB, BN, BK."""
     if batch == 1:

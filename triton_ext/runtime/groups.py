@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -153,7 +153,7 @@ def virtual_rank() -> ThreadRanks | None:
 def named(name: str) -> dist.ProcessGroup | ThreadRanks:
     """The group with a name, as `resolve` takes it."""
     virtual = _virtual_by_name.get(name)
-    return virtual if virtual is not None else c10d._resolve_process_group(name)
+    return virtual if virtual is not None else c10d._resolve_process_group(cast(Any, name))
 
 
 def resolve(group: dist.ProcessGroup | ThreadRanks | None) -> Group:

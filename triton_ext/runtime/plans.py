@@ -374,7 +374,9 @@ def _build(
     table = table.to(device)
     peers = Peers(group.exchange(os.getpid()))
     plan = Plan(table, tl.constexpr(spec.encode()))
-    plan._state = _State(spec.collective, group, where, table, dtype, memory, result_offset, peers, watch, spec.split_dim)
+    plan._state = _State(
+        spec.collective, group, where, table, dtype, memory, result_offset, peers, watch, spec.split_dim
+    )
     _live.add(plan._state)
     watch.add(plan._state)
     if device.type == "cpu" and _after_launch not in knobs.runtime.launch_exit_hook.calls:

@@ -1,0 +1,126 @@
+"""The `triton-ext` command."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from triton.compiler.errors import CompilationError
+
+from .errors import TritonExtError
+
+app = typer.Typer(help="Triton kernels that communicate.", no_args_is_help=True, add_completion=False)
+
+
+@app.command()
+def compile(
+    kernel: Annotated[str, typer.Argument(metavar="FILE:KERNEL", help="A Python file and a @triton.jit kernel in it.")],
+    target: Annotated[
+        list[str], typer.Option("--target", help="cuda:90, cuda:100, hip:gfx942, hip:gfx950, cpu; may be repeated.")
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Directory for the stages.")] = Path("compiled"),
+    argument: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--arg",
+            metavar="NAME=VALUE",
+            help="The type of an argument (*fp32, *bf16:16, i32), a plan (all_to_all:2:fp32) or a constexpr's value. "
+            "The file's SIGNATURES, if it has them, say the rest.",
+        ),
+    ] = None,
+) -> None:
+    """Compile a kernel for targets that need not be there, and write every stage."""
+    from . import aot
+
+    try:
+        module, function = _load(kernel)
+        arguments = getattr(module, "SIGNATURES", {}).get(function.__name__, {}) | _pairs(argument or [])
+        for name in target:
+            for path in aot.write_stages(function, arguments, name, output):
+                print(f"{name}: {path} ({path.stat().st_size} bytes)")
+    except (TritonExtError, CompilationError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        cause = error.__cause__  # Triton's error shows the author's line, and what it was raised from says why
+        while isinstance(cause, CompilationError) and cause.__cause__:
+            cause = cause.__cause__
+        if cause is not None:
+            print(cause.error_message if isinstance(cause, CompilationError) else cause, file=sys.stderr)
+        raise typer.Exit(1) from None
+
+
+@app.command()
+def env() -> None:
+    """What this installation consists of, and what it can run on."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    import triton
+    from triton.backends import backends
+
+    table = Table(show_header=False, box=None)
+    for name in ("triton-ext", "triton", "torch", "llvmlite", "xdsl", "mpi4py"):
+        try:
+            table.add_row(name, version(name))
+        except PackageNotFoundError:
+            table.add_row(name, "not installed")
+    for name, backend in sorted(backends.items()):
+        state = "active" if backend.driver is not None and backend.driver.is_active() else "compiles only"
+        table.add_row(f"backend {name}", state)
+    current = triton.runtime.driver.active.get_current_target()
+    table.add_row("kernels run on", f"{current.backend}:{current.arch}")
+    for name in ("TRITON_EXT_TIMEOUT_S", "TRITON_EXT_NUM_THREADS", "TRITON_DEFAULT_BACKEND"):
+        table.add_row(name, os.environ.get(name, "not set"))
+    Console().print(table)
+
+
+def _pairs(texts: list[str]) -> dict[str, Any]:
+    """NAME=VALUE, where numbers and booleans are what Python reads them as."""
+    pairs: dict[str, Any] = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator:
+            raise TritonExtError(f"--arg {text}: write it as NAME=VALUE")
+        try:
+            pairs[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            pairs[name] = value
+    return pairs
+
+
+def _load(kernel: str) -> tuple[ModuleType, Any]:
+    """The module and the kernel of FILE:KERNEL."""
+    from triton.runtime.jit import JITFunction
+
+    file, separator, name = kernel.rpartition(":")
+    if not separator or not Path(file).is_file():
+        raise TritonExtError(f"{kernel}: write it as FILE:KERNEL, with a Python file that exists")
+    module = _import(Path(file).resolve())
+    kernels = [n for n, value in inspect.getmembers(module) if isinstance(value, JITFunction)]
+    if name not in kernels:
+        raise TritonExtError(f"{file} has no @triton.jit function {name}; it has: {', '.join(kernels) or 'none'}")
+    return module, getattr(module, name)
+
+
+def _import(path: Path) -> ModuleType:
+    """Import a file, as part of its package if it is in one."""
+    root, parts = path.parent, [path.stem]
+    while (root / "__init__.py").exists():
+        parts.insert(0, root.name)
+        root = root.parent
+    sys.path.insert(0, str(root))
+    if len(parts) > 1:
+        return importlib.import_module(".".join(parts))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
