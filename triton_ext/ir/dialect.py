@@ -755,8 +755,6 @@ LLVM = Dialect("llvm", _operations("llvm."), [])
 
 ARITH = _with_elementwise(arith.Arith, ConstantOp, extra=["arith.remf"])
 MATH = _with_elementwise(math.Math)
-SCF = Dialect(
-    "scf", [WhileOp, *(op for op in scf.Scf.operations if op.name != "scf.while")], list(scf.Scf.attributes)
-)
+SCF = Dialect("scf", [WhileOp, *(op for op in scf.Scf.operations if op.name != "scf.while")], list(scf.Scf.attributes))
 
 __all__ = ["ARITH", "GPU", "LLVM", "MATH", "SCF", "TRITON", "TRITON_GPU", "PointerType", "Region"]

@@ -9,6 +9,7 @@ from llvmlite import ir
 from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import Operation
 
+from triton_ext.backends.cpu.codegen import mathlib
 from triton_ext.backends.cpu.codegen.emit import Emitter
 from triton_ext.backends.cpu.codegen.lltypes import (
     BF16,
@@ -329,24 +330,72 @@ def _extern(emit: Emitter, op: Operation, values: Values) -> ir.Value:
 
 
 def call_math(emit: Emitter, op: Operation, name: str, values: Values) -> ir.Value:
-    """Call the vector math library; half precisions compute in float32."""
+    """Call a function of the math library by name; half precisions compute in float32."""
     element = scalar_of(values[0].type)
-    if name in _MATH_INTRINSICS:
+    result = scalar_of(_result_type(op, values))
+    if name in _MATH_INTRINSICS and is_float(element):
         return _call_intrinsic(emit, _MATH_INTRINSICS[name], values)
-    wide = F32 if element in (F16, BF16) else element
-    if not is_float(wide):
+    wide = [to_float(emit, v, F32) if scalar_of(v.type) in (F16, BF16) else v for v in values]
+    if name in _BITWISE and not is_float(element):
+        return _resized(emit, _BITWISE[name](emit, values[0]), result)
+    if name in _PREDICATES and is_float(element):
+        return emit.builder.zext(_PREDICATES[name](emit, wide[0]), with_lanes_of(result, values[0].type))
+    if name == "fdiv":
+        return to_float(emit, emit.builder.fdiv(*wide), element)
+    if not mathlib.supports(name) or not is_float(element):
         raise CompileError(f"{source_line(op)}: the CPU backend has no function {name} of {element}")
-    arguments = [to_float(emit, value, wide) for value in values]
-    from triton_ext.backends.cpu import mathlib
-
-    try:
-        function = mathlib.declare(emit.module, name, arguments[0].type)
-    except KeyError:
-        raise CompileError(f"{source_line(op)}: the CPU backend has no function {name}") from None
-    return to_float(emit, emit.builder.call(function, arguments), element)
+    computed = mathlib.call(emit, name, wide, scalar_of(wide[0].type) if is_float(result) else result)
+    return to_float(emit, computed, result) if is_float(result) else computed
 
 
 _MATH_INTRINSICS = {
     "abs": "fabs", "fabs": "fabs", "floor": "floor", "ceil": "ceil", "sqrt": "sqrt", "trunc": "trunc",
     "rint": "roundeven", "nearbyint": "roundeven", "round": "round", "copysign": "copysign", "fma": "fma",
+    "fmin": "minnum", "fmax": "maxnum",
 }  # fmt: skip
+
+
+def _is_infinite(emit: Emitter, x: ir.Value) -> ir.Value:
+    size = emit.intrinsic("fabs", x.type, [x])
+    return emit.builder.fcmp_ordered("==", size, _float_constant(x.type, float("inf")))
+
+
+def _is_finite(emit: Emitter, x: ir.Value) -> ir.Value:
+    size = emit.intrinsic("fabs", x.type, [x])
+    return emit.builder.fcmp_ordered("<", size, _float_constant(x.type, float("inf")))
+
+
+def _has_sign(emit: Emitter, x: ir.Value) -> ir.Value:
+    one = emit.intrinsic("copysign", x.type, [_float_constant(x.type, 1.0), x])
+    return emit.builder.fcmp_ordered("<", one, _float_constant(x.type, 0.0))
+
+
+def _float_constant(type_: ir.Type, number: float) -> ir.Constant:
+    element = ir.Constant(scalar_of(type_), number)
+    return ir.Constant(type_, [element] * type_.count) if isinstance(type_, ir.VectorType) else element
+
+
+_PREDICATES: dict[str, Callable[[Emitter, ir.Value], ir.Value]] = {
+    "isnan": lambda emit, x: emit.builder.fcmp_unordered("uno", x, x),
+    "isinf": _is_infinite, "finitef": _is_finite, "signbit": _has_sign,
+}  # fmt: skip
+
+
+def _first_set(emit: Emitter, x: ir.Value) -> ir.Value:
+    """One more than the lowest set bit's number; 0 without one."""
+    number = emit.intrinsic("cttz", x.type, [x, ir.Constant(I1, 0)])
+    zero, one = (ir.Constant(x.type, _same(x.type, n)) for n in (0, 1))
+    return emit.builder.select(emit.builder.icmp_unsigned("==", x, zero), zero, emit.builder.add(number, one))
+
+
+_BITWISE: dict[str, Callable[[Emitter, ir.Value], ir.Value]] = {
+    "abs": lambda emit, x: emit.intrinsic("abs", x.type, [x, ir.Constant(I1, 0)]),
+    "brev": lambda emit, x: emit.intrinsic("bitreverse", x.type, [x]),
+    "clz": lambda emit, x: emit.intrinsic("ctlz", x.type, [x, ir.Constant(I1, 0)]),
+    "popc": lambda emit, x: emit.intrinsic("ctpop", x.type, [x]),
+    "ffs": _first_set,
+}
+
+
+def _resized(emit: Emitter, value: ir.Value, element: ir.Type) -> ir.Value:
+    return value if scalar_of(value.type) == element else emit.builder.trunc(value, with_lanes_of(element, value.type))
