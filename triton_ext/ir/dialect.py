@@ -71,10 +71,25 @@ class PointerType(ParametrizedAttribute, TypeAttribute):
             printer.print_attribute(self.pointee)
 
 
+def _optional_operand(parser: Parser) -> SSAValue | None:
+    """An operand that is already defined."""
+    operand = parser.parse_optional_unresolved_operand()
+    if operand is None:
+        return None
+    values = parser.ssa_values.get(operand.operand_name, ())
+    if operand.index >= len(values):
+        parser.raise_error(f"%{operand.operand_name} is used before its definition", operand.span)
+    return values[operand.index]
+
+
+def _operand(parser: Parser) -> SSAValue:
+    return parser.expect(lambda: _optional_operand(parser), "operand expected")
+
+
 def _operands(parser: Parser) -> list[SSAValue]:
-    """A possibly empty comma-separated list of operands that are already defined."""
+    """A possibly empty comma-separated list of operands."""
     operands = parser.parse_optional_undelimited_comma_separated_list(
-        parser.parse_optional_operand, parser.parse_operand
+        lambda: _optional_operand(parser), lambda: _operand(parser)
     )
     return operands or []
 
@@ -164,7 +179,7 @@ class UnsplatOp(_Unary):
 
     @classmethod
     def parse(cls, parser: Parser) -> Self:
-        src = parser.parse_operand()
+        src = _operand(parser)
         attributes = _attributes(parser)
         parser.parse_punctuation(":")
         source_type = parser.parse_type()
@@ -229,14 +244,14 @@ class _SameType(IRDLOperation):
 
     @classmethod
     def parse(cls, parser: Parser) -> Self:
-        operands = [parser.parse_operand()]
+        operands = [_operand(parser)]
         attributes: dict[str, Attribute] = {}
         while parser.parse_optional_punctuation(","):
             if parser.parse_optional_keyword("propagateNan"):
                 parser.parse_punctuation("=")
                 attributes["propagateNan"] = _keyword(parser)
             else:
-                operands.append(parser.parse_operand())
+                operands.append(_operand(parser))
         attributes |= _attributes(parser)
         parser.parse_punctuation(":")
         return cls.create(operands=operands, result_types=[parser.parse_type()], attributes=attributes)
@@ -376,9 +391,9 @@ class GatherOp(IRDLOperation):
 
     @classmethod
     def parse(cls, parser: Parser) -> Self:
-        src = parser.parse_operand()
+        src = _operand(parser)
         with parser.in_square_brackets():
-            indices = parser.parse_operand()
+            indices = _operand(parser)
         attributes = _attributes(parser)
         parser.parse_punctuation(":")
         type_ = parser.parse_function_type()
@@ -446,14 +461,14 @@ class DotOp(IRDLOperation):
 
     @classmethod
     def parse(cls, parser: Parser) -> Self:
-        operands = [parser.parse_operand()]
+        operands = [_operand(parser)]
         attributes: dict[str, Attribute] = {}
         while parser.parse_optional_punctuation(","):
             if parser.parse_optional_keyword("inputPrecision"):
                 parser.parse_punctuation("=")
                 attributes["inputPrecision"] = _keyword(parser)
             else:
-                operands.append(parser.parse_operand())
+                operands.append(_operand(parser))
         attributes |= _attributes(parser)
         parser.parse_punctuation(":")
         parser.parse_type()
@@ -540,7 +555,7 @@ class AssertOp(IRDLOperation):
 
     @classmethod
     def parse(cls, parser: Parser) -> Self:
-        condition = parser.parse_operand()
+        condition = _operand(parser)
         parser.parse_punctuation(",")
         attributes = {"message": StringAttr(parser.parse_str_literal())} | _attributes(parser)
         parser.parse_punctuation(":")
