@@ -40,14 +40,14 @@ PTX = {
     "S": r"st\.global\S*\.b32",
     "B": r"bar\.sync",
     "R": r"(?:red|atom)\.global\.sys\.release\.add",
-    "A": r"atom\.global\.acquire\.sys\.cas",
+    "A": r"ld\.global\.sys\.acquire",
     "F": r"(?<!wgmma\.)(?:membar|fence)\.(?!proxy)",  # wgmma has fences of its own for shared memory
 }
 AMDGCN = {
-    "S": r"global_store_dwordx?[0-9]* v\[\d+:\d+\], v\S+, off",
+    "S": r"global_store_dwordx?[0-9]* v\[\d+:\d+\], [va]\S+, off",
     "B": r"s_barrier",
-    "R": r"buffer_wbl2 sc0 sc1\s(?:(?!global_|buffer_|s_barrier).*\s)*?\s*global_atomic_add_x2 .* sc1",
-    "A": r"global_atomic_cmpswap_x2 .*sc0 sc1\s(?:(?!global_).*\s)*?\s*buffer_inv sc0 sc1",
+    "R": r"buffer_wbl2 sc0 sc1\n(?:(?!.*(?:global_|buffer_|s_barrier)).*\n)*?\s*global_atomic_add_x2 .* sc1",
+    "A": r"global_(?:load_dword|atomic_add_)x2 .*sc0 sc1\n(?:(?!.*(?:global_|buffer_)).*\n)*?\s*buffer_inv sc0 sc1",
     "F": r"buffer_wbl2 sc0 sc1",
 }
 

@@ -56,7 +56,8 @@ def _pointers(table, peer, indices, ADDRESS: tl.constexpr, STRIDE: tl.constexpr,
     base = tl.multiple_of(base, ALIGNMENT * (DTYPE.primitive_bitwidth // 8))
     pointers = base + indices[LAST]
     for dim in tl.static_range(LAST):
-        stride = tl.multiple_of(_peer_word(table, peer, STRIDE + dim), ALIGNMENT)
+        # Not _peer_word: up to Triton 3.8, a hint on a call's result is lost when the call is inlined.
+        stride = tl.multiple_of(tl.load(table + (abi.PEERS + peer * abi.PEER_WORDS + STRIDE + dim)), ALIGNMENT)
         pointers = pointers + indices[dim].to(tl.int64) * stride
     return pointers
 
@@ -159,16 +160,20 @@ def _fail(table, code: tl.constexpr, peer, expected, seen):
 
 @triton.jit
 def _wait(table, counter, expected, code: tl.constexpr, peer):
-    """Acquire: return when a counter of this rank has reached `expected`, or record a failure after the timeout."""
+    """Acquire: return when a counter of this rank has reached `expected`, or record a failure after the timeout.
+
+    Adding nothing is how Triton 3.6 to 3.9 all write a load with acquire at system scope: on NVIDIA it becomes one, on
+    AMD one or an atomic add; atomic_cas would have device scope there up to 3.7.
+    """
     nothing = tl.full([], 0, tl.int64)
-    seen = tl.atomic_cas(counter, nothing, nothing, sem="acquire", scope="sys")
+    seen = tl.atomic_add(counter, nothing, sem="acquire", scope="sys")
     if seen - expected < 0:
         clock = tl.load(table + abi.CLOCK).to(tl.pointer_type(tl.int64))
         timeout_ms = tl.load(table + abi.TIMEOUT_MS)
         start_ms = tl.load(clock, volatile=True)
         waiting = tl.full([], True, tl.int1)
         while waiting:
-            seen = tl.atomic_cas(counter, nothing, nothing, sem="acquire", scope="sys")
+            seen = tl.atomic_add(counter, nothing, sem="acquire", scope="sys")
             in_time = tl.load(clock, volatile=True) - start_ms <= timeout_ms
             waiting = (seen - expected < 0) & in_time & _is_live(table)
         if seen - expected < 0:
