@@ -58,7 +58,7 @@ SIGNATURES = {
 
 def block_shape(device: torch.device) -> tuple[int, int, int]:
     """BM, BN, BK."""
-    return (128, 128, 64) if device.type == "cpu" else (64, 128, 64)
+    return (256, 256, 64) if device.type == "cpu" else (64, 128, 64)
 
 
 def run(a: torch.Tensor, b: torch.Tensor, plan: Plan) -> torch.Tensor:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from llvmlite import ir
+from xdsl.dialects.builtin import Float32Type
+from xdsl.ir import Attribute
 
+from triton_ext.backends.cpu.codegen import microkernel
 from triton_ext.backends.cpu.codegen.emit import Emitter
 from triton_ext.backends.cpu.codegen.lltypes import BF16, F16, F32, is_float, scalar_of, with_lanes_of
-from triton_ext.backends.cpu.codegen.nest import At, Nest, Point
-from triton_ext.backends.cpu.codegen.tiles import Buffer, Tile, Uniform
+from triton_ext.backends.cpu.codegen.nest import At, Lanes, Nest, Point, Scattered
+from triton_ext.backends.cpu.codegen.tiles import Buffer, Dims, Tile, Uniform, View
 from triton_ext.errors import CompileError
 from triton_ext.ir import source_line
 from triton_ext.ir.dialect import DotOp
@@ -41,52 +45,81 @@ def _accumulator(lowering: FunctionLowering, op: DotOp) -> Buffer:
 
 
 def _multiply(lowering: FunctionLowering, a: Tile, b: Tile, accumulator: Buffer) -> None:
-    """The plain product, for the types that have no micro-kernel: vectors along a row of the result."""
+    """accumulator += a @ b, in the accumulator's type, but float32 for half precision."""
     emit, scheduler = lowering.emit, lowering.scheduler
-    left, right = scheduler.materialize(a), scheduler.materialize(b)
-    depth = a.shape[1]
-    element = accumulator.lane
-    plan = scheduler.plan(accumulator.shape, [accumulator])
+    (rows, depth), columns = a.shape, b.shape[1]
+    half = accumulator.lane in (F16, BF16)
+    element: Attribute = Float32Type() if half else accumulator.element
+    block = microkernel.register_block(rows, columns, F32 if half else accumulator.lane, emit.lanes)
+    left = scheduler.materialize(_converted(a, element))
+    panels = Panels(_converted(b, element), block.columns)
+    right = scheduler.buffer(panels.shape, panels)
+    lowering.store_tile(panels, right)
 
-    def body(nest: Nest, point: Point) -> None:
-        row, column = point
+    def load(place: ir.Value, vector: ir.Type) -> ir.Value:
+        if not half:
+            return emit.load(place, vector)
+        return emit.builder.fpext(emit.load(place, with_lanes_of(accumulator.lane, vector)), vector)
 
-        def each(k: ir.Value, so_far: list[ir.Value]) -> list[ir.Value]:
-            with nest.deeper():
-                here = At(k, nest.level)
-                x = nest.value(left, (row, here))
-                y = nest.value(right, (here, column))
-                x, y, total = emit.aligned_lanes([_widen(emit, x, element), _widen(emit, y, element), so_far[0]])
-                return [_multiply_add(emit, x, y, total)]
+    def store(value: ir.Value, place: ir.Value) -> None:
+        if half:
+            value = emit.builder.fptrunc(value, with_lanes_of(accumulator.lane, value.type))
+        emit.store(value, place)
 
-        initial = nest.value(accumulator, point)
-        if _is_half(element):
-            initial = _widen(emit, initial, element)
-        nest.enter_loop()
-        (total,) = emit.loop(0, depth, 1, [initial], each)
-        if _is_half(element):
-            total = emit.builder.fptrunc(total, with_lanes_of(element, total.type))
-        accumulator.write(nest, point, total)
-
-    scheduler.run(plan, body)
+    at = microkernel.Operands(
+        left.pointer, (left.strides[0], left.strides[1]), right.pointer, accumulator.pointer, rows, columns, depth
+    )
+    microkernel.multiply(emit, block, at, left.lane, load, store, accumulator.lane)
 
 
-def _is_half(element: ir.Type) -> bool:
-    return element in (F16, BF16)
+def _converted(tile: Tile, element: Attribute) -> Tile:
+    return tile if tile.element == element else Converted(tile, element)
 
 
-def _widen(emit: Emitter, value: ir.Value, accumulator: ir.Type) -> ir.Value:
+class Converted(View):
     """An operand in the type that products are summed in."""
-    target = with_lanes_of(F32 if _is_half(accumulator) else accumulator, value.type)
-    source = scalar_of(value.type)
+
+    def __init__(self, source: Tile, element: Attribute) -> None:
+        super().__init__(source.shape, source)
+        self.element = element
+
+    def inputs(self, dims: Dims) -> Iterator[tuple[Tile, Dims]]:
+        return iter(((self.source, dims),))
+
+    def emit(self, nest: Nest, point: Point) -> ir.Value:
+        value = nest.value(self.source, point)
+        return _widen(nest.emit, value, self.lane)
+
+
+class Panels(View):
+    """A tile of [depth, columns] as [columns / width, depth, width]: panels that a register block reads in order."""
+
+    def __init__(self, source: Tile, width: int) -> None:
+        depth, columns = source.shape
+        super().__init__((columns // width, depth, width), source)
+        self.width = width
+
+    def inputs(self, dims: Dims) -> Iterator[tuple[Tile, Dims]]:
+        return iter(((self.source, (dims[1], dims[2])),))
+
+    def emit(self, nest: Nest, point: Point) -> ir.Value:
+        emit = nest.emit
+        panel, k, column = point
+        level = max(panel.level, column.level)
+        if isinstance(panel, At) and isinstance(column, At):
+            column = At(emit.add(emit.mul(panel.value, self.width), column.value), level)
+        elif isinstance(panel, At) and isinstance(column, Lanes):
+            column = Lanes(emit.add(emit.mul(panel.value, self.width), column.base), level)
+        else:
+            first, lane, width = emit.aligned_lanes([nest.indices(panel), nest.indices(column), emit.value(self.width)])
+            column = Scattered(emit.builder.add(emit.builder.mul(first, width), lane), level)
+        return nest.value(self.source, (k, column))
+
+
+def _widen(emit: Emitter, value: ir.Value, element: ir.Type) -> ir.Value:
+    target = with_lanes_of(element, value.type)
     if value.type == target:
         return value
-    if is_float(source):
+    if is_float(scalar_of(value.type)):
         return emit.builder.fpext(value, target)
     return emit.builder.sext(value, target)
-
-
-def _multiply_add(emit: Emitter, x: ir.Value, y: ir.Value, total: ir.Value) -> ir.Value:
-    if is_float(total.type):
-        return emit.intrinsic("fma", total.type, [x, y, total])
-    return emit.builder.add(total, emit.builder.mul(x, y))

@@ -1,0 +1,142 @@
+"""`tl.dot` on the CPU: shapes, types, accumulators, operands that are not plain loads."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+SIZES = [1, 2, 4, 8, 16, 32, 64]
+
+
+@triton.jit
+def product(a, b, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, m, n, k, ACC: tl.constexpr, OUT: tl.constexpr,
+            TRANSPOSED: tl.constexpr):  # fmt: skip
+    """c[m, n] (+)= a[m, k] @ b[k, n], in one tile; TRANSPOSED: b is [n, k]."""
+    i, j, d = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
+    x = tl.load(a + i[:, None] * k + d[None, :], mask=(i < m)[:, None] & (d < k)[None, :], other=0)
+    if TRANSPOSED:
+        y = tl.load(b + j[:, None] * k + d[None, :], mask=(j < n)[:, None] & (d < k)[None, :], other=0).trans()
+    else:
+        y = tl.load(b + d[:, None] * n + j[None, :], mask=(d < k)[:, None] & (j < n)[None, :], other=0)
+    inside = (i < m)[:, None] & (j < n)[None, :]
+    place = c + i[:, None] * n + j[None, :]
+    if ACC:
+        total = tl.dot(x, y, tl.load(place, mask=inside, other=0), out_dtype=OUT)
+    else:
+        total = tl.dot(x, y, out_dtype=OUT)
+    tl.store(place, total, mask=inside)
+
+
+def power(size):
+    return max(1, triton.next_power_of_2(size))
+
+
+def check(m, n, k, dtype=torch.float32, acc=False, transposed=False, out=torch.float32, tolerance=1e-5):
+    torch.manual_seed(m * 10000 + n * 100 + k)
+    if dtype.is_floating_point:
+        a, b = torch.randn(m, k).to(dtype), torch.randn(n, k) if transposed else torch.randn(k, n)
+        b = b.to(dtype)
+    else:
+        a = torch.randint(-100, 100, (m, k), dtype=dtype)
+        b = torch.randint(-100, 100, (n, k) if transposed else (k, n), dtype=dtype)
+    c = torch.randn(m, n).to(out) if out.is_floating_point else torch.randint(-100, 100, (m, n), dtype=out)
+    wide = torch.float64 if out.is_floating_point else torch.int64
+    expected = a.to(wide) @ (b.T if transposed else b).to(wide) + (c.to(wide) if acc else 0)
+    names = {torch.float32: tl.float32, torch.float16: tl.float16, torch.float64: tl.float64, torch.int32: tl.int32}
+    product[(1,)](a, b, c, power(m), power(n), power(k), m, n, k, acc, names[out], transposed)
+    error = (c.to(wide) - expected).abs().max().item()
+    assert error <= tolerance * max(1, expected.abs().max().item())
+
+
+@pytest.mark.parametrize("m", SIZES)
+@pytest.mark.parametrize("n", SIZES)
+def test_shapes(m, n):
+    for k in (1, 8, 64):
+        check(m, n, k)
+
+
+@pytest.mark.parametrize("size", [3, 5, 7, 11, 13, 17, 31, 33])
+def test_masked_shapes(size):
+    check(size, size + 2, size + 5)
+    check(size + 5, size, 3, acc=True)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "out", "tolerance"),
+    [
+        (torch.float32, torch.float32, 1e-5),
+        (torch.float16, torch.float32, 1e-5),
+        (torch.bfloat16, torch.float32, 1e-5),
+        (torch.float16, torch.float16, 2e-3),
+        (torch.float64, torch.float64, 1e-12),
+        (torch.int8, torch.int32, 0),
+    ],
+)
+def test_types(dtype, out, tolerance, transposed):
+    for acc in (False, True):
+        check(24, 40, 20, dtype, acc, transposed, out, tolerance)
+
+
+@triton.jit
+def looped(a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PLUS: tl.constexpr):
+    """A tiled product whose edges wrap around, in groups of four rows of tiles."""
+    tiles_n = tl.cdiv(N, BN)
+    group = tl.program_id(0) // (4 * tiles_n)
+    height = tl.minimum(tl.cdiv(M, BM) - group * 4, 4)
+    tile_m = group * 4 + tl.program_id(0) % (4 * tiles_n) % height
+    tile_n = tl.program_id(0) % (4 * tiles_n) // height
+    rows, columns = (tile_m * BM + tl.arange(0, BM)) % M, (tile_n * BN + tl.arange(0, BN)) % N
+    depth = tl.arange(0, BK)
+    x, y = a + rows[:, None] * K + depth[None, :], b + depth[:, None] * N + columns[None, :]
+    total = tl.zeros([BM, BN], tl.float32)
+    for k in range(0, tl.cdiv(K, BK)):
+        left = tl.load(x, mask=depth[None, :] < K - k * BK, other=0.0)
+        right = tl.load(y, mask=depth[:, None] < K - k * BK, other=0.0)
+        if PLUS:
+            total += tl.dot(left, right)
+        else:
+            total = tl.dot(left, right, total)
+        x += BK
+        y += BK * N
+    total = tl.where(total > 0, total, 0.5 * total)
+    i, j = tile_m * BM + tl.arange(0, BM), tile_n * BN + tl.arange(0, BN)
+    tl.store(c + i[:, None] * N + j[None, :], total, mask=(i < M)[:, None] & (j < N)[None, :])
+
+
+@pytest.mark.parametrize("plus", [False, True])
+@pytest.mark.parametrize("threads", ["1", "4"])
+@pytest.mark.parametrize("shape", [(64, 64, 64), (100, 77, 51), (33, 130, 200), (1, 64, 40)])
+def test_a_whole_product(shape, threads, plus, monkeypatch):
+    monkeypatch.setenv("TRITON_EXT_NUM_THREADS", threads)
+    m, n, k = shape
+    a, b, c = torch.randn(m, k), torch.randn(k, n), torch.empty(m, n)
+    looped[(triton.cdiv(m, 32) * triton.cdiv(n, 64),)](a, b, c, m, n, k, BM=32, BN=64, BK=16, PLUS=plus)
+    expected = torch.nn.functional.leaky_relu(a.double() @ b.double(), 0.5)
+    torch.testing.assert_close(c.double(), expected, rtol=0, atol=1e-5 * expected.abs().max().item())
+
+
+@triton.jit
+def chained(a, b, c, out, S: tl.constexpr):
+    """out = relu(a @ b) @ c + a @ b: the first product is wanted twice."""
+    i, j = tl.arange(0, S)[:, None], tl.arange(0, S)[None, :]
+    first = tl.dot(tl.load(a + i * S + j), tl.load(b + i * S + j))
+    second = tl.dot(tl.maximum(first, 0.0), tl.load(c + i * S + j), first)
+    tl.store(out + i * S + j, second + first)
+
+
+def test_products_of_products():
+    a, b, c = (torch.randn(32, 32) for _ in range(3))
+    out = torch.empty(32, 32)
+    chained[(1,)](a, b, c, out, S=32)
+    first = a.double() @ b.double()
+    torch.testing.assert_close(out.double(), first.relu() @ c.double() + 2 * first, rtol=0, atol=1e-3)
+
+
+def test_nan_and_inf_pass_through():
+    a, b, c = torch.randn(16, 16), torch.randn(16, 16), torch.empty(16, 16)
+    a[3, 2], b[5, 7] = float("nan"), float("inf")
+    product[(1,)](a, b, c, 16, 16, 16, 16, 16, 16, False, tl.float32, False)
+    expected = a @ b
+    assert torch.equal(c.isnan(), expected.isnan())
+    assert torch.equal(c.isinf(), expected.isinf())
