@@ -45,7 +45,7 @@ def gemm_case(m: int, n: int, k: int, mpi: Any) -> Case:
     a, b = torch.randn(m, k), torch.randn(k, n)
     plan = tx.all_to_all((m, n), torch.float32)
     local = torch.empty(m, n)
-    bm, bn, bk = gemm.block_shape(a.device)
+    bm, bn, bk = gemm.block_shape(m, n, a.device)
 
     def compute_only() -> torch.Tensor:
         gemm_kernel[plan.grid(bm, bn)](a, b, local, m, n, k, *a.stride(), *b.stride(), BM=bm, BN=bn, BK=bk)

@@ -18,6 +18,7 @@ from ..runtime.plans import GroupLike, Plan, all_reduce
 from .plan_cache import plan_for
 
 MAX_BATCH = 64
+MAX_UNROLLED = tl.constexpr(8)  # batches up to this keep a sum for each of their rows in registers
 
 
 @triton.jit
@@ -29,24 +30,28 @@ def linear_tile(x, w, tile_b, tile_n, B, N, K, stride_xb, stride_xk, stride_wn, 
     depth = tl.arange(0, BK)
     w_tile = w + rows[:, None].to(tl.int64) * stride_wn + depth[None, :] * stride_wk
     x_tile = x + batch[:, None] * stride_xb + depth[None, :] * stride_xk
-    if BB == 1:
-        products = tl.zeros([BN, BK], tl.float32)
-        for k in range(0, K, BK):
-            inside = depth < K - k
-            weights = tl.load(w_tile, mask=(rows < N)[:, None] & inside[None, :], other=0.0)
-            products += weights.to(tl.float32) * tl.load(x_tile, mask=inside[None, :], other=0.0).to(tl.float32)
-            w_tile += BK * stride_wk
-            x_tile += BK * stride_xk
-        acc = tl.sum(products, axis=1)[None, :]
-    else:
-        acc = tl.zeros([BB, BN], tl.float32)
+    if BB <= MAX_UNROLLED:
+        # Sums in registers, one per element of a block of weights and row of the batch.
+        sums = tl.zeros([BB, BN, BK], tl.float32)
         for k in range(0, K, BK):
             inside = depth < K - k
             weights = tl.load(w_tile, mask=(rows < N)[:, None] & inside[None, :], other=0.0)
             inputs = tl.load(x_tile, mask=(batch < B)[:, None] & inside[None, :], other=0.0)
-            acc = tl.dot(inputs, tl.trans(weights), acc)
+            sums += weights.to(tl.float32)[None, :, :] * inputs.to(tl.float32)[:, None, :]
             w_tile += BK * stride_wk
             x_tile += BK * stride_xk
+        acc = tl.sum(sums, axis=2)
+    else:
+        # The weights are the left operand: they are read once, in rows.
+        sums = tl.zeros([BN, BB], tl.float32)
+        for k in range(0, K, BK):
+            inside = depth < K - k
+            weights = tl.load(w_tile, mask=(rows < N)[:, None] & inside[None, :], other=0.0)
+            inputs = tl.load(x_tile, mask=(batch < B)[:, None] & inside[None, :], other=0.0)
+            sums = tl.dot(weights, tl.trans(inputs), sums)
+            w_tile += BK * stride_wk
+            x_tile += BK * stride_xk
+        acc = tl.trans(sums)
     return acc
 
 
@@ -70,9 +75,10 @@ SIGNATURES = {
 
 def block_shape(batch: int, device: torch.device) -> tuple[int, int, int]:
     """BB, BN, BK."""
-    if batch == 1:
-        return (1, 16, 128) if device.type == "cpu" else (1, 16, 256)
-    return max(triton.next_power_of_2(batch), 1 if device.type == "cpu" else 16), 64, 64
+    bb = triton.next_power_of_2(batch)
+    if device.type != "cpu":
+        return (bb, 16, 256) if bb <= MAX_UNROLLED.value else (max(bb, 16), 64, 64)
+    return {1: (1, 4, 64), 2: (2, 8, 32), 4: (4, 8, 16), 8: (8, 4, 16)}.get(bb, (bb, 64, 64))
 
 
 def run(x: torch.Tensor, w: torch.Tensor, plan: Plan) -> torch.Tensor:

@@ -20,10 +20,8 @@ def product(a, b, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, m, n, k,
         y = tl.load(b + d[:, None] * n + j[None, :], mask=(d < k)[:, None] & (j < n)[None, :], other=0)
     inside = (i < m)[:, None] & (j < n)[None, :]
     place = c + i[:, None] * n + j[None, :]
-    if ACC:
-        total = tl.dot(x, y, tl.load(place, mask=inside, other=0), out_dtype=OUT)
-    else:
-        total = tl.dot(x, y, out_dtype=OUT)
+    total = tl.load(place, mask=inside, other=0) if ACC else tl.zeros([M, N], OUT)
+    total = tl.dot(x, y, total, out_dtype=OUT)
     tl.store(place, total, mask=inside)
 
 
