@@ -62,7 +62,7 @@ def block_shape(m: int, n: int, device: torch.device) -> tuple[int, int, int]:
         return 64, 128, 64
     # Large tiles pack each operand fewer times; four rows of tiles at least, so that tiles travel meanwhile.
     bm = triton.next_power_of_2(max(triton.cdiv(m, 4), 1))
-    return min(max(bm, 32), 256), min(max(triton.next_power_of_2(n), 32), 256), 64
+    return min(max(bm, 32), 256), min(max(triton.next_power_of_2(n), 32), 256), 128
 
 
 def run(a: torch.Tensor, b: torch.Tensor, plan: Plan) -> torch.Tensor:

@@ -11,18 +11,7 @@ from xdsl.ir import Attribute
 
 from triton_ext.backends.cpu.codegen import microkernel
 from triton_ext.backends.cpu.codegen.emit import Emitter
-from triton_ext.backends.cpu.codegen.lltypes import (
-    BF16,
-    F16,
-    F32,
-    I8,
-    PTR,
-    is_float,
-    scalar_of,
-    size_bytes,
-    with_lanes_of,
-)
-from triton_ext.backends.cpu.codegen.memory import Load
+from triton_ext.backends.cpu.codegen.lltypes import BF16, F16, F32, is_float, scalar_of, with_lanes_of
 from triton_ext.backends.cpu.codegen.nest import At, Lanes, Nest, Point, Scattered
 from triton_ext.backends.cpu.codegen.tiles import Buffer, Dims, Tile, Uniform, View
 from triton_ext.errors import CompileError
@@ -77,32 +66,10 @@ def _multiply(lowering: FunctionLowering, a: Tile, b: Tile, accumulator: Buffer)
             value = emit.builder.fptrunc(value, with_lanes_of(accumulator.lane, value.type))
         emit.store(value, place)
 
-    ahead = tuple(lines for lines in (_next_lines(emit, a, 1), _next_lines(emit, b, 0)) if lines is not None)
     at = microkernel.Operands(
-        left.pointer,
-        (left.strides[0], left.strides[1]),
-        right.pointer,
-        accumulator.pointer,
-        rows,
-        columns,
-        depth,
-        ahead,
+        left.pointer, (left.strides[0], left.strides[1]), right.pointer, accumulator.pointer, rows, columns, depth
     )
     microkernel.multiply(emit, block, at, left.lane, load, store, accumulator.lane)
-
-
-def _next_lines(emit: Emitter, tile: Tile, depth_dim: int) -> microkernel.Lines | None:
-    """Where the next tile along the depth lies, of an operand that is loaded from contiguous rows."""
-    if not isinstance(tile, Load) or tile.access.form is None or tile.access.form.columns:
-        return None
-    strides, element_bytes = tile.access.form.strides, size_bytes(tile.access.stored)
-    along = next((d for d in (0, 1) if strides.get(d) == element_bytes), None)
-    if along is None or (width := tile.shape[along] * element_bytes // microkernel.LINE_BYTES) < 1:
-        return None
-    step = emit.mul(strides.get(depth_dim, 0), tile.shape[depth_dim])
-    base = emit.value(tile.access.form.base)
-    start = emit.offset(base if base.type == PTR else emit.builder.inttoptr(base, PTR), step, I8)
-    return microkernel.Lines(start, strides.get(1 - along, 0), tile.shape[1 - along], width)
 
 
 def _converted(tile: Tile, element: Attribute) -> Tile:

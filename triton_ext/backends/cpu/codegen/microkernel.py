@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from triton_ext.backends.cpu.codegen.emit import Emitter, Index
-from triton_ext.backends.cpu.codegen.lltypes import I8, I32, PTR, is_float, scalar_of, size_bytes
+from triton_ext.backends.cpu.codegen.lltypes import is_float, scalar_of, size_bytes
 
 _UNROLLED_DEPTH = 4
 
@@ -36,26 +36,12 @@ def register_block(rows: int, columns: int, element: ir.Type, lanes: int) -> Reg
     return RegisterBlock(min(rows, 8 if lanes >= 16 else 4), min(2, columns // width), width)
 
 
-LINE_BYTES = 64
-
-
-@dataclass(frozen=True)
-class Lines:
-    """Cache lines that will be wanted next: `count` rows of `width` lines each, `stride` bytes apart."""
-
-    start: ir.Value
-    stride: Index
-    count: int
-    width: int
-
-
 @dataclass(frozen=True)
 class Operands:
     """Where a product's operands are. Strides count elements.
 
     left: [rows, depth] with any strides. right: panels of [depth, block.columns], one behind the other, contiguous.
     result: [rows, columns], rows contiguous; read, added to and written.
-    ahead: what the next product of a loop will read: fetched meanwhile, since packing it waits for little else.
     """
 
     left: ir.Value
@@ -65,7 +51,6 @@ class Operands:
     rows: int
     columns: int
     depth: int
-    ahead: tuple[Lines, ...] = ()
 
 
 def multiply(
@@ -95,8 +80,6 @@ def multiply(
                 for r in range(block.rows)
                 for v in range(block.vectors)
             ]
-            for lines in at.ahead:
-                _prefetch(emit, block, at, lines, row, column)
             left = emit.offset(at.left, emit.mul(row, at.left_strides[0]), element)
             # The result is added last, so that the first multiplications do not wait for its loads.
             sums = _walk_depth(emit, block, at, element, vector, left, right, [zero] * len(places))
@@ -115,21 +98,6 @@ def _loop(emit: Emitter, stop: int, step: int, body: Callable[[ir.Value, list[ir
         body(emit.value(0), [])
     else:
         emit.loop(0, stop, step, [], body)
-
-
-def _prefetch(emit: Emitter, block: RegisterBlock, at: Operands, lines: Lines, row: ir.Value, column: ir.Value) -> None:
-    """This register block's share of the lines."""
-    blocks_down = at.rows // block.rows
-    share = -(-lines.count * lines.width // (blocks_down * (at.columns // block.columns)))
-    number = emit.add(
-        emit.mul(emit.divide(emit.fold(column), block.columns), blocks_down), emit.divide(emit.fold(row), block.rows)
-    )
-    for i in range(share):
-        line = emit.add(emit.mul(number, share), i)
-        place = emit.offset(lines.start, emit.mul(emit.divide(line, lines.width), lines.stride), I8)
-        place = emit.offset(place, emit.mul(emit.modulo(line, lines.width), LINE_BYTES), I8)
-        flags = [ir.Constant(I32, flag) for flag in (0, 2, 1)]  # for reading, into the second level, data
-        emit.intrinsic("prefetch", ir.VoidType(), [place, *flags], (PTR,))
 
 
 def _walk_depth(
