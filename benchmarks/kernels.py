@@ -37,10 +37,10 @@ def gemv_kernel(x, w, y, B, N, K, stride_xb, stride_xk, stride_wn, stride_wk,
 def embedding_kernel(weight, table_starts, indices, offsets, pooled, B, T, D, n_indices, stride_w,
                      MEAN: tl.constexpr, BB: tl.constexpr, BD: tl.constexpr):  # fmt: skip
     """pooled: [B, T, D]."""
-    tiles_d = tl.cdiv(D, BD)
-    tile_d = tl.program_id(0) % tiles_d
-    table = tl.program_id(0) // tiles_d % T
-    tile_b = tl.program_id(0) // tiles_d // T
+    tiles_b, tiles_d = tl.cdiv(B, BB), tl.cdiv(D, BD)
+    tile_b = tl.program_id(0) % tiles_b
+    tile_d = tl.program_id(0) // tiles_b % tiles_d
+    table = tl.program_id(0) // tiles_b // tiles_d
     acc = pooled_tile(
         weight, table_starts, indices, offsets, tile_b, table, tile_d, B, T, D, n_indices, stride_w, MEAN, BB, BD
     )

@@ -188,10 +188,24 @@ def take_ticket(table):
 
 
 @triton.jit
+def _own_tiles(table, BLOCK, SPLIT_DIM: tl.constexpr):
+    """The tiles along the split dimension that are this rank's alone: the first one, and how many."""
+    size = tl.load(table + abi.SHAPE + SPLIT_DIM)
+    shard = tl.load(table + abi.SHARD)
+    begin = tl.minimum(tl.load(table + abi.RANK) * shard, size)
+    end = tl.minimum(begin + shard, size)
+    first = tl.cdiv(begin, BLOCK[SPLIT_DIM])
+    behind = tl.where(end < size, end // BLOCK[SPLIT_DIM], tl.cdiv(size, BLOCK[SPLIT_DIM]))
+    return first.to(tl.int32), tl.maximum(behind - first, 0).to(tl.int32)
+
+
+@triton.jit
 def tile_of_ticket(table, ticket, BLOCK, SPLIT_DIM: tl.constexpr):
-    """The tile of a ticket, per dimension. Along the split dimension, tiles begin behind those that are this rank's
-    alone and wrap around, so that these come last, and ranks begin with different peers. A ticket beyond the last
-    tile gets a tile outside the tensor.
+    """The tile of a ticket, per dimension. A ticket beyond the last tile gets a tile outside the tensor.
+
+    Along the split dimension, tiles begin behind those that are this rank's alone and wrap around, so that these come
+    last, and ranks begin with different peers. Tiles for one peer stay together; among them, the split dimension goes
+    fastest: what its neighbours need of the other dimensions (a table, columns of weights) is still in the cache.
     """
     NDIM: tl.constexpr = len(BLOCK)
     OUTER: tl.constexpr = SPLIT_DIM if SPLIT_DIM >= 0 else 0
@@ -201,13 +215,20 @@ def tile_of_ticket(table, ticket, BLOCK, SPLIT_DIM: tl.constexpr):
             inner *= tl.maximum(tl.cdiv(tl.load(table + abi.SHAPE + dim), BLOCK[dim]).to(tl.int32), 1)
     size = tl.load(table + abi.SHAPE + OUTER)
     tiles = tl.maximum(tl.cdiv(size, BLOCK[OUTER]).to(tl.int32), 1)
-    outer = ticket // inner
-    rest = ticket % inner
     if SPLIT_DIM >= 0:
-        own_end = (tl.load(table + abi.RANK) + 1) * tl.load(table + abi.SHARD)
-        behind = tl.where(own_end < size, own_end // BLOCK[OUTER], 0).to(tl.int32)
-        rotated = (outer + behind) % tiles
-        outer = tl.where(outer < tiles, rotated, tiles)
+        first, own = _own_tiles(table, BLOCK, SPLIT_DIM)
+        others = tiles - own
+        group = tl.minimum(tl.cdiv(tl.load(table + abi.SHARD), BLOCK[OUTER]).to(tl.int32), tl.maximum(others, 1))
+        is_own = ticket >= others * inner
+        begin = tl.where(is_own, others, ticket // (group * inner) * group)
+        count = tl.maximum(tl.where(is_own, own, tl.minimum(group, others - begin)), 1)
+        within = ticket - begin * inner
+        rest = within // count
+        outer = (first + own + begin + within % count) % tiles
+    else:
+        outer = ticket % tiles
+        rest = ticket // tiles
+    outer = tl.where(ticket < tiles * inner, outer, tiles)
     tile = ()
     for dim in tl.static_range(NDIM):
         if dim == OUTER:

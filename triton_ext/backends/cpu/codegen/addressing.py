@@ -20,7 +20,7 @@ from xdsl.dialects.builtin import StringAttr
 from triton_ext.backends.cpu.codegen.elementwise import compare_integers
 from triton_ext.backends.cpu.codegen.emit import Emitter, Index
 from triton_ext.backends.cpu.codegen.lltypes import I1, I8, I64, PTR, with_lanes_of
-from triton_ext.backends.cpu.codegen.nest import Nest, Point
+from triton_ext.backends.cpu.codegen.nest import At, Nest, Point
 from triton_ext.backends.cpu.codegen.tiles import (
     Broadcast,
     Buffer,
@@ -155,6 +155,9 @@ class Analysis:
 
     def _column(self, tile: Tile, nested: bool) -> Separable | None:
         wide = [d for d, size in enumerate(tile.shape) if size > 1]
+        if not wide and tile.lane != I1:
+            value = Nest(self.emit, 1).value(tile, (At(0),) * len(tile.shape))
+            return Separable(self.emit.index(value))
         if len(wide) != 1 or (len(tile.shape) == 1 and not nested) or tile.lane == I1:
             return None
         vector = self._materialize(tile)
