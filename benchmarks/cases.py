@@ -45,10 +45,11 @@ def gemm_case(m: int, n: int, k: int, mpi: Any) -> Case:
     a, b = torch.randn(m, k), torch.randn(k, n)
     plan = tx.all_to_all((m, n), torch.float32)
     local = torch.empty(m, n)
-    bm, bn, bk = gemm.block_shape(m, n, a.device)
+    constants = gemm.configuration(m, n, a.device)
 
     def compute_only() -> torch.Tensor:
-        gemm_kernel[plan.grid(bm, bn)](a, b, local, m, n, k, *a.stride(), *b.stride(), BM=bm, BN=bn, BK=bk)
+        grid = plan.grid(constants["BM"], constants["BN"])
+        gemm_kernel[grid](a, b, local, m, n, k, *a.stride(), *b.stride(), **constants)
         return local
 
     variants: dict[str, Callable[[], Any]] = {
@@ -75,10 +76,11 @@ def gemv_case(batch: int, n: int, k: int, mpi: Any) -> Case:
     x, w = torch.randn(batch, k // world), torch.randn(n, k // world)
     plan = tx.all_reduce((batch, n), torch.float32)
     local = torch.empty(batch, n)
-    bb, bn, bk = gemv.block_shape(batch, x.device)
+    constants = gemv.configuration(batch, x.device)
 
     def compute_only() -> torch.Tensor:
-        gemv_kernel[plan.grid(bb, bn)](x, w, local, batch, n, k // world, *x.stride(), *w.stride(), BB=bb, BN=bn, BK=bk)
+        grid = plan.grid(constants["BB"], constants["BN"])
+        gemv_kernel[grid](x, w, local, batch, n, k // world, *x.stride(), *w.stride(), **constants)
         return local
 
     def reference() -> torch.Tensor:
@@ -106,12 +108,11 @@ def embedding_case(tables: int, samples: int, dim: int, lookups: int, mpi: Any, 
     arguments = (weight, starts, indices, offsets)
     plan = tx.all_to_all((samples, tables, dim), torch.float32, split_dim=0, concat_dim=1)
     local = torch.empty(samples, tables, dim)
-    bb, bd = embedding.block_shape(dim, weight.device)
+    constants = embedding.configuration(dim, weight.device)
 
     def compute_only() -> torch.Tensor:
-        embedding_kernel[plan.grid(bb, 1, bd)](
-            *arguments[:2], *arguments[2:], local, samples, tables, dim, indices.numel(), dim, MEAN=False, BB=bb, BD=bd
-        )
+        grid = plan.grid(constants["BB"], 1, constants["BD"])
+        embedding_kernel[grid](*arguments, local, samples, tables, dim, indices.numel(), dim, MEAN=False, **constants)
         return local
 
     def reference() -> torch.Tensor:

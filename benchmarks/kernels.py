@@ -23,11 +23,11 @@ def gemm_kernel(a, b, c, M, N, K, stride_am, stride_ak, stride_bk, stride_bn,
 
 @triton.jit
 def gemv_kernel(x, w, y, B, N, K, stride_xb, stride_xk, stride_wn, stride_wk,
-                BB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+                BB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     """y: [B, N]."""
     tile_b = tl.program_id(0) // tl.cdiv(N, BN)
     tile_n = tl.program_id(0) % tl.cdiv(N, BN)
-    acc = linear_tile(x, w, tile_b, tile_n, B, N, K, stride_xb, stride_xk, stride_wn, stride_wk, BB, BN, BK)
+    acc = linear_tile(x, w, tile_b, tile_n, B, N, K, stride_xb, stride_xk, stride_wn, stride_wk, BB, BN, BK, DOT)
     batch = tile_b * BB + tl.arange(0, BB)
     rows = tile_n * BN + tl.arange(0, BN)
     tl.store(y + batch[:, None] * N + rows[None, :], acc, mask=(batch < B)[:, None] & (rows < N)[None, :])

@@ -67,9 +67,12 @@ SIGNATURES = {
 }
 
 
-def block_shape(dim: int, device: torch.device) -> tuple[int, int]:
-    """BB, BD: samples and columns of a tile."""
-    return 4 if device.type == "cpu" else 32, min(triton.next_power_of_2(max(dim, 1)), 128)
+def configuration(dim: int, device: torch.device) -> dict[str, int]:
+    """The block of pooled_tile: samples and columns."""
+    return {
+        "BB": 4 if device.type == "cpu" else 32,
+        "BD": min(triton.next_power_of_2(max(dim, 1)), 128),
+    }
 
 
 def run(
@@ -82,10 +85,11 @@ def run(
 ) -> torch.Tensor:
     """Launch the kernel with a plan over [B, T, D], and return plan.result."""
     (tables, samples), dim = offsets.shape, weight.shape[1]
-    bb, bd = block_shape(dim, weight.device)
-    embedding_all_to_all_kernel[plan.grid(bb, 1, bd)](
+    constants = configuration(dim, weight.device)
+    grid = plan.grid(constants["BB"], 1, constants["BD"])
+    embedding_all_to_all_kernel[grid](
         weight, table_starts, indices, offsets, plan, samples, tables, dim, indices.numel(), weight.stride(0),
-        MEAN=mode == "mean", BB=bb, BD=bd,
+        MEAN=mode == "mean", **constants,
     )  # fmt: skip
     return plan.result
 

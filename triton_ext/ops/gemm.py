@@ -56,20 +56,21 @@ SIGNATURES = {
 }
 
 
-def block_shape(m: int, n: int, device: torch.device) -> tuple[int, int, int]:
-    """BM, BN, BK for a product of m x n."""
+def configuration(m: int, n: int, device: torch.device) -> dict[str, int]:
+    """The blocks of product_tile for a product of m x n."""
     if device.type != "cpu":
-        return 64, 128, 64
+        return {"BM": 64, "BN": 128, "BK": 64}
     # Large tiles pack each operand fewer times; four rows of tiles at least, so that tiles travel meanwhile.
-    bm = triton.next_power_of_2(max(triton.cdiv(m, 4), 1))
-    return min(max(bm, 32), 256), min(max(triton.next_power_of_2(n), 32), 256), 128
+    rows, columns = triton.next_power_of_2(max(triton.cdiv(m, 4), 1)), triton.next_power_of_2(n)
+    return {"BM": min(max(rows, 32), 256), "BN": min(max(columns, 32), 256), "BK": 128}
 
 
 def run(a: torch.Tensor, b: torch.Tensor, plan: Plan) -> torch.Tensor:
     """Launch the kernel with a plan over the product's shape, and return plan.result."""
     (m, k), n = a.shape, b.shape[1]
-    bm, bn, bk = block_shape(m, n, a.device)
-    gemm_all_to_all_kernel[plan.grid(bm, bn)](a, b, plan, m, n, k, *a.stride(), *b.stride(), BM=bm, BN=bn, BK=bk)
+    constants = configuration(m, n, a.device)
+    grid = plan.grid(constants["BM"], constants["BN"])
+    gemm_all_to_all_kernel[grid](a, b, plan, m, n, k, *a.stride(), *b.stride(), **constants)
     return plan.result
 
 

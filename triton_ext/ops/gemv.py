@@ -18,19 +18,18 @@ from ..runtime.plans import GroupLike, Plan, all_reduce
 from .plan_cache import plan_for
 
 MAX_BATCH = 64
-MAX_UNROLLED = tl.constexpr(8)  # batches up to this keep a sum for each of their rows in registers
 
 
 @triton.jit
 def linear_tile(x, w, tile_b, tile_n, B, N, K, stride_xb, stride_xk, stride_wn, stride_wk,
-                BB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+                BB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     """A tile of x @ w.T, [B, K] x [N, K], in float32."""
     batch = tile_b * BB + tl.arange(0, BB)
     rows = tile_n * BN + tl.arange(0, BN)
     depth = tl.arange(0, BK)
     w_tile = w + rows[:, None].to(tl.int64) * stride_wn + depth[None, :] * stride_wk
     x_tile = x + batch[:, None] * stride_xb + depth[None, :] * stride_xk
-    if BB <= MAX_UNROLLED:
+    if not DOT:
         # Sums in registers, one per element of a block of weights and row of the batch.
         sums = tl.zeros([BB, BN, BK], tl.float32)
         for k in range(0, K, BK):
@@ -57,37 +56,38 @@ def linear_tile(x, w, tile_b, tile_n, B, N, K, stride_xb, stride_xk, stride_wn, 
 
 @triton.jit
 def gemv_all_reduce_kernel(x, w, y, B, N, K, stride_xb, stride_xk, stride_wn, stride_wk,
-                           BB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+                           BB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     """y = the sum over ranks of x @ w.T."""
     out = txl.epilogue(y, block_shape=[BB, BN])
     tile_b, tile_n = out.program_tile()
-    acc = linear_tile(x, w, tile_b, tile_n, B, N, K, stride_xb, stride_xk, stride_wn, stride_wk, BB, BN, BK)
+    acc = linear_tile(x, w, tile_b, tile_n, B, N, K, stride_xb, stride_xk, stride_wn, stride_wk, BB, BN, BK, DOT)
     out.store([tile_b * BB, tile_n * BN], acc)
 
 
 #: For `triton-ext compile`.
 SIGNATURES = {
     "gemv_all_reduce_kernel": dict.fromkeys(("x", "w"), "*fp32:16")
-    | {"y": "all_reduce:2:fp32", "BB": 1, "BN": 16, "BK": 256}
+    | {"y": "all_reduce:2:fp32", "BB": 1, "BN": 16, "BK": 256, "DOT": False}
     | dict.fromkeys(("B", "N", "K", "stride_xb", "stride_xk", "stride_wn", "stride_wk"), "i32")
 }
 
 
-def block_shape(batch: int, device: torch.device) -> tuple[int, int, int]:
-    """BB, BN, BK."""
+def configuration(batch: int, device: torch.device) -> dict[str, int | bool]:
+    """The constants of linear_tile: the block's shape, and whether its product is a tl.dot."""
     bb = triton.next_power_of_2(batch)
     if device.type != "cpu":
-        return (bb, 16, 256) if bb <= MAX_UNROLLED.value else (max(bb, 16), 64, 64)
-    return {1: (1, 4, 64), 2: (2, 8, 32), 4: (4, 8, 16), 8: (8, 4, 16)}.get(bb, (bb, 64, 64))
+        return {"BB": bb, "BN": 16, "BK": 256, "DOT": False} if bb <= 8 else {"BB": bb, "BN": 64, "BK": 64, "DOT": True}
+    if bb <= 16:  # 16 vector registers of sums at the most, and lines of 16 weights
+        return {"BB": bb, "BN": min(16, 64 // bb), "BK": 16, "DOT": False}
+    return {"BB": bb, "BN": 64, "BK": 64, "DOT": True}
 
 
 def run(x: torch.Tensor, w: torch.Tensor, plan: Plan) -> torch.Tensor:
     """Launch the kernel with a plan over the output's shape, and return plan.result."""
     (batch, k), n = x.shape, w.shape[0]
-    bb, bn, bk = block_shape(batch, x.device)
-    gemv_all_reduce_kernel[plan.grid(bb, bn)](
-        x, w, plan, batch, n, k, *x.stride(), *w.stride(), BB=bb, BN=bn, BK=bk
-    )  # fmt: skip
+    constants = configuration(batch, x.device)
+    grid = plan.grid(constants["BB"], constants["BN"])
+    gemv_all_reduce_kernel[grid](x, w, plan, batch, n, k, *x.stride(), *w.stride(), **constants)
     return plan.result
 
 
