@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from llvmlite import ir
 from xdsl.ir import Attribute
 
-from triton_ext.backends.cpu.codegen.addressing import Bounds, Separable
+from triton_ext.backends.cpu.codegen.addressing import Bounds, Separable, SeparableTile
 from triton_ext.backends.cpu.codegen.emit import Emitter
 from triton_ext.backends.cpu.codegen.lltypes import I1, I8, I32, I64, PTR, memory_type, scalar_of, size_bytes
 from triton_ext.backends.cpu.codegen.nest import At, Lanes, Nest, Point, Scattered
@@ -19,6 +19,9 @@ from triton_ext.backends.cpu.codegen.tiles import (
     scatter,
     to_memory,
 )
+
+
+_AHEAD_BYTES = 512
 
 
 class Access:
@@ -150,6 +153,8 @@ class Load(Tile):
         mask = self.access.mask(nest, point, self.shape)
         vector_mask = mask is not None and isinstance(mask.type, ir.VectorType)
         if kind == "contiguous" and mask is None:
+            if self._goes_on():
+                _prefetch(emit, address, size_bytes(stored) * nest.width)
             return from_memory(emit, emit.load(address, ir.VectorType(stored, nest.width)), self.lane)
         other = nest.value(self.other, point) if self.other is not None and mask is not None else None
         if other is not None:
@@ -178,6 +183,14 @@ class Load(Tile):
             value = gather(emit, address, stored, nest.width, mask, other)
         return from_memory(emit, value, self.lane)
 
+    def _goes_on(self) -> bool:
+        """Whether a loop walks along short rows: too many streams for the hardware to follow across pages."""
+        form, step = self.access.form, size_bytes(self.access.stored)
+        if form is None or not isinstance(self.access.pointers, SeparableTile) or len(self.shape) < 2:
+            return False
+        rows = [d for d, stride in form.strides.items() if stride == step]
+        return bool(rows) and self.shape[rows[0]] * step < _AHEAD_BYTES
+
     def _load_scalar(self, emit: Emitter, address: ir.Value, mask: ir.Value | None) -> ir.Value:
         """Without a branch: a load that is masked off reads a zero of ours instead."""
         if mask is not None:
@@ -185,6 +198,14 @@ class Load(Tile):
                 mask = emit.intrinsic("vector.reduce.or", I1, [mask], (mask.type,))
             address = emit.builder.select(mask, address, nowhere(emit))
         return emit.load(address, self.access.stored)
+
+
+def _prefetch(emit: Emitter, address: ir.Value, size_in_bytes: int) -> None:
+    """Ask for what lies a bit further along the row."""
+    for start in range(0, size_in_bytes, 64):
+        place = emit.offset(address, _AHEAD_BYTES + start, I8)
+        flags = [ir.Constant(I32, flag) for flag in (0, 3, 1)]  # for reading, into all levels, data
+        emit.intrinsic("prefetch", ir.VoidType(), [place, *flags], (PTR,))
 
 
 def _zeros(type_: ir.VectorType) -> ir.Constant:
