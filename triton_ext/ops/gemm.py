@@ -60,9 +60,9 @@ def configuration(m: int, n: int, device: torch.device) -> dict[str, int]:
     """The blocks of product_tile for a product of m x n."""
     if device.type != "cpu":
         return {"BM": 64, "BN": 128, "BK": 64}
-    # Large tiles pack each operand fewer times; four rows of tiles at least, so that tiles travel meanwhile.
-    rows, columns = triton.next_power_of_2(max(triton.cdiv(m, 4), 1)), triton.next_power_of_2(n)
-    return {"BM": min(max(rows, 32), 256), "BN": min(max(columns, 32), 256), "BK": 128}
+    # Large tiles pack each operand fewer times; two rows of tiles at least, so that one travels meanwhile.
+    rows, columns = triton.next_power_of_2(max(triton.cdiv(m, 2), 1)), triton.next_power_of_2(n)
+    return {"BM": min(max(rows, 32), 512), "BN": min(max(columns, 32), 256), "BK": 128}
 
 
 def run(a: torch.Tensor, b: torch.Tensor, plan: Plan) -> torch.Tensor:

@@ -55,17 +55,27 @@ def _exp_series(x: Real) -> Real:
     return x.polynomial([1.0 / factorial(k) for k in range(_EXP_TERMS[x.format])])
 
 
+def _within(x: Real, low: float, high: float, function: Callable[[Real], Real]) -> Real:
+    """An exponential that is zero below `low`, where computing it would take the slow path of subnormal numbers."""
+    vanishes = x < low
+    return vanishes.choose(0.0, function(vanishes.choose(0.0, (x > high).choose(high, x))))
+
+
 def exp(x: Real) -> Real:
-    x = x.clamp(*_EXP_RANGE[x.format])
-    rounded, exponent = _round(x, 1.0 / log(2.0))
-    high, low = _LN2[x.format]
-    return _scale(_exp_series(rounded.fma(-low, rounded.fma(-high, x))), exponent)
+    def inner(x: Real) -> Real:
+        rounded, exponent = _round(x, 1.0 / log(2.0))
+        high, low = _LN2[x.format]
+        return _scale(_exp_series(rounded.fma(-low, rounded.fma(-high, x))), exponent)
+
+    return _within(x, *_EXP_RANGE[x.format], inner)
 
 
 def exp2(x: Real) -> Real:
-    x = x.clamp(*_EXP2_RANGE[x.format])
-    rounded, exponent = _round(x, 1.0)
-    return _scale(_exp_series((x - rounded) * log(2.0)), exponent)
+    def inner(x: Real) -> Real:
+        rounded, exponent = _round(x, 1.0)
+        return _scale(_exp_series((x - rounded) * log(2.0)), exponent)
+
+    return _within(x, *_EXP2_RANGE[x.format], inner)
 
 
 def _split(x: Real) -> tuple[Real, Real]:
