@@ -44,7 +44,13 @@ def _to_real(number: Integer, like: Real) -> Real:
 
 
 def _scale(value: Real, exponent: Integer) -> Real:
-    """value * 2^exponent in two factors: neither overflows, and a subnormal result is rounded once."""
+    """value * 2^exponent. Without an instruction for it, in two factors: neither overflows, and a subnormal result is
+    rounded once.
+    """
+    if value.emit.lanes >= 16:  # AVX-512 has one
+        types = (value.value.type, exponent.value.type)
+        if value.format is SINGLE:
+            return Real(value.emit, value.emit.intrinsic("ldexp", types[0], [value.value, exponent.value], types))
     mantissa, bias = value.format.mantissa, value.format.bias
     half = exponent >> 1
     return value * ((half + bias) << mantissa).as_real() * ((exponent - half + bias) << mantissa).as_real()
