@@ -10,14 +10,18 @@ os.environ["TRITON_EXT_NUM_THREADS"] = "1"
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
-from kernels import embedding_kernel, gemv_kernel
 
+from kernels import embedding_kernel, gemv_kernel
 from triton_ext.ops import embedding, gemv
+
+Call = Callable[[], torch.Tensor]
 
 
 @triton.jit
@@ -62,23 +66,104 @@ def matmul_kernel(a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.c
     tl.store(c + i[:, None] * N + j[None, :], acc, mask=(i < M)[:, None] & (j < N)[None, :])
 
 
-def compare(name: str, ours: Callable[[], torch.Tensor], theirs: Callable[[], torch.Tensor], work: float, unit: str) -> None:
-    """Print a row: medians of interleaved runs. work: of one call, in 1e9 units."""
+class Case(NamedTuple):
+    """Two calls that give the same tensor. work: of one call, in units of 1e9."""
+
+    name: str
+    ours: Call
+    theirs: Call
+    work: float
+    unit: str
+
+
+def vector_add(n: int) -> Case:
+    x, y, out, other = torch.randn(n), torch.randn(n), torch.empty(n), torch.empty(n)
+
+    def ours() -> torch.Tensor:
+        add_kernel[(triton.cdiv(n, 4096),)](x, y, out, n, BLOCK=4096)
+        return out
+
+    return Case(f"vector add, {n}", ours, lambda: torch.add(x, y, out=other), 12 * n / 1e9, "GB/s")
+
+
+def softmax(rows: int, columns: int) -> Case:
+    x, out, other = torch.randn(rows, columns), torch.empty(rows, columns), torch.empty(rows, columns)
+
+    def ours() -> torch.Tensor:
+        softmax_kernel[(rows,)](x, out, columns, columns, BLOCK=triton.next_power_of_2(columns))
+        return out
+
+    return Case(f"softmax, {rows} x {columns}", ours, lambda: torch.softmax(x, 1, out=other), 8e-9 * x.numel(), "GB/s")
+
+
+def matmul(size: int) -> Case:
+    a, b, c, other = (torch.randn(size, size) for _ in range(4))
+    blocks = {"BM": min(512, size // 2), "BN": 256, "BK": 128, "GROUP": 4}
+    tiles = triton.cdiv(size, blocks["BM"]) * triton.cdiv(size, blocks["BN"])
+
+    def ours() -> torch.Tensor:
+        matmul_kernel[(tiles,)](a, b, c, size, size, size, **blocks)
+        return c
+
+    return Case(f"matmul, {size} cubed", ours, lambda: torch.mm(a, b, out=other), 2e-9 * size**3, "GFLOP/s")
+
+
+def linear(batch: int, n: int, k: int) -> Case:
+    x, w, y = torch.randn(batch, k), torch.randn(n, k), torch.empty(batch, n)
+    constants = gemv.configuration(batch, x.device)
+
+    def ours() -> torch.Tensor:
+        gemv_kernel[(triton.cdiv(n, constants["BN"]),)](x, w, y, batch, n, k, *x.stride(), *w.stride(), **constants)
+        return y
+
+    return Case(f"linear, batch {batch}, {n} x {k}", ours, lambda: F.linear(x, w), 4e-9 * w.numel(), "GB/s")
+
+
+def embedding_bags(tables: int, samples: int, dim: int, lookups: int, rows: int) -> Case:
+    weight, starts = torch.randn(tables * rows, dim), torch.arange(tables) * rows
+    indices = torch.randint(0, rows, (tables * samples * lookups,))
+    offsets = (torch.arange(tables * samples) * lookups).view(tables, samples)
+    pooled = torch.empty(samples, tables, dim)
+    block = embedding.configuration(dim, weight.device)
+
+    def ours() -> torch.Tensor:
+        embedding_kernel[(triton.cdiv(samples, block["BB"]) * tables,)](
+            weight, starts, indices, offsets, pooled, samples, tables, dim, len(indices), dim, MEAN=False, **block
+        )
+        return pooled
+
+    def theirs() -> torch.Tensor:
+        each = zip(indices.view(tables, -1), weight.view(tables, rows, dim), strict=True)
+        return torch.stack([F.embedding_bag(chosen, table, offsets[0], mode="sum") for chosen, table in each], 1)
+
+    name = f"{tables} embedding bags, {samples} x {lookups} look-ups of {dim}"
+    return Case(name, ours, theirs, 4e-9 * indices.numel() * dim, "GB/s")
+
+
+CASES: list[Callable[[], Case]] = [
+    partial(vector_add, 1 << 24),
+    partial(softmax, 4096, 1024),
+    *(partial(matmul, size) for size in (512, 1024, 2048)),
+    *(partial(linear, batch, 8192, 4096) for batch in (1, 8)),
+    partial(embedding_bags, 64, 512, 64, 32, 10_000),
+]
+
+
+def measure(case: Case, runs: int = 21) -> str:
+    """A row of the table: medians of interleaved runs."""
     start = time.perf_counter()
-    result = ours()
+    result = case.ours()
     first_s = time.perf_counter() - start
-    torch.testing.assert_close(result, theirs().float(), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(result, case.theirs(), rtol=1e-3, atol=1e-3)
     times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(21):
-        for call, seconds in zip((ours, theirs), times, strict=True):
+    for _ in range(runs):
+        for call, seconds in zip((case.ours, case.theirs), times, strict=True):
             start = time.perf_counter()
             call()
             seconds.append(time.perf_counter() - start)
-    own, other = (statistics.median(seconds) for seconds in times)
-    print(
-        f"| {name} | {own * 1e3:.3g} | {other * 1e3:.3g} | {other / own:.2f} | {work / own:.3g} {unit} | {first_s:.2f} |",
-        flush=True,
-    )
+    ours, theirs = (statistics.median(seconds) for seconds in times)
+    cells = [case.name, f"{ours * 1e3:.3g}", f"{theirs * 1e3:.3g}", f"{theirs / ours:.2f}"]
+    return " | ".join([*cells, f"{case.work / ours:.3g} {case.unit}", f"{first_s:.2f}"])
 
 
 def main() -> None:
@@ -86,82 +171,8 @@ def main() -> None:
     torch.manual_seed(0)
     print("| kernel | triton_ext (ms) | torch (ms) | torch / triton_ext | rate | first launch (s) |")
     print("|---|---:|---:|---:|---:|---:|")
-
-    n = 1 << 24
-    x, y, out, other = torch.randn(n), torch.randn(n), torch.empty(n), torch.empty(n)
-    grid = (triton.cdiv(n, 4096),)
-
-    def add() -> torch.Tensor:
-        add_kernel[grid](x, y, out, n, BLOCK=4096)
-        return out
-
-    compare("vector add, 2^24", add, lambda: torch.add(x, y, out=other), 12 * n / 1e9, "GB/s")
-
-    s, t, u = torch.randn(4096, 1024), torch.empty(4096, 1024), torch.empty(4096, 1024)
-
-    def softmax() -> torch.Tensor:
-        softmax_kernel[(4096,)](s, t, 1024, 1024, BLOCK=1024)
-        return t
-
-    compare("softmax, 4096 x 1024", softmax, lambda: torch.softmax(s, 1, out=u), 8 * s.numel() / 1e9, "GB/s")
-
-    for size in (512, 1024, 2048):
-        a, b, c, d = (torch.randn(size, size) for _ in range(4))
-
-        def matmul(a: torch.Tensor = a, b: torch.Tensor = b, c: torch.Tensor = c, size: int = size) -> torch.Tensor:
-            blocks = {"BM": min(512, size // 2), "BN": 256, "BK": 128, "GROUP": 4}
-            tiles = triton.cdiv(size, blocks["BM"]) * triton.cdiv(size, blocks["BN"])
-            matmul_kernel[(tiles,)](a, b, c, size, size, size, **blocks)
-            return c
-
-        compare(
-            f"matmul, {size} cubed",
-            matmul,
-            lambda a=a, b=b, d=d: torch.mm(a, b, out=d),  # type: ignore[misc]
-            2 * size**3 / 1e9,
-            "GFLOP/s",
-        )
-
-    for batch in (1, 8):
-        x2, w, y2 = torch.randn(batch, 4096), torch.randn(8192, 4096), torch.empty(batch, 8192)
-        constants = gemv.configuration(batch, x2.device)
-
-        def linear(x2: torch.Tensor = x2, y2: torch.Tensor = y2, constants: dict = constants) -> torch.Tensor:
-            tiles = triton.cdiv(8192, constants["BN"])
-            gemv_kernel[(tiles,)](x2, w, y2, len(x2), 8192, 4096, *x2.stride(), *w.stride(), **constants)
-            return y2
-
-        compare(
-            f"GEMV, batch {batch}, 8192 x 4096",
-            linear,
-            lambda x2=x2: F.linear(x2, w),  # type: ignore[misc]
-            4 * w.numel() / 1e9,
-            "GB/s",
-        )
-
-    tables, samples, dim, lookups, rows = 64, 512, 64, 32, 10_000
-    weight, starts = torch.randn(tables * rows, dim), torch.arange(tables) * rows
-    indices = torch.randint(0, rows, (tables * samples * lookups,))
-    offsets = (torch.arange(tables * samples) * lookups).view(tables, samples)
-    pooled = torch.empty(samples, tables, dim)
-    block = embedding.configuration(dim, weight.device)
-
-    def bags() -> torch.Tensor:
-        embedding_kernel[(triton.cdiv(samples, block["BB"]) * tables,)](
-            weight, starts, indices, offsets, pooled, samples, tables, dim, len(indices), dim, MEAN=False, **block
-        )
-        return pooled
-
-    def torch_bags() -> torch.Tensor:
-        each = [
-            F.embedding_bag(
-                indices.view(tables, -1)[i], weight[i * rows : (i + 1) * rows], offsets[i] - offsets[i, 0], mode="sum"
-            )
-            for i in range(tables)
-        ]
-        return torch.stack(each, 1)
-
-    compare("64 embedding bags, 512 x 32 look-ups", bags, torch_bags, 4 * indices.numel() * dim / 1e9, "GB/s")
+    for make in CASES:
+        print(f"| {measure(make())} |", flush=True)
 
 
 if __name__ == "__main__":

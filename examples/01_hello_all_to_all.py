@@ -1,6 +1,6 @@
 """The smallest annotated kernel: every rank doubles a matrix, and the rows go to the ranks that own them.
 
-    torchrun --nproc-per-node 2 examples/01_hello_all_to_all.py
+torchrun --nproc-per-node 2 examples/01_hello_all_to_all.py
 """
 
 import torch

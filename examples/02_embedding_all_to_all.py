@@ -1,6 +1,6 @@
 """Embedding tables spread over ranks: each pools its tables for all samples, and sends the vectors to their owners.
 
-    torchrun --nproc-per-node 2 examples/02_embedding_all_to_all.py
+torchrun --nproc-per-node 2 examples/02_embedding_all_to_all.py
 """
 
 import torch

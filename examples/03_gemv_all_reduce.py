@@ -1,6 +1,6 @@
 """A row-parallel linear layer in decoding: each rank has a part of the input features, and all need the sum.
 
-    torchrun --nproc-per-node 2 examples/03_gemv_all_reduce.py
+torchrun --nproc-per-node 2 examples/03_gemv_all_reduce.py
 """
 
 import torch

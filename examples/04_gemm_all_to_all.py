@@ -1,6 +1,6 @@
 """The second half of a mixture-of-experts layer: an expert's product returns to the ranks that its tokens came from.
 
-    torchrun --nproc-per-node 2 examples/04_gemm_all_to_all.py
+torchrun --nproc-per-node 2 examples/04_gemm_all_to_all.py
 """
 
 import torch

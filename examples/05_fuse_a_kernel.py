@@ -1,6 +1,6 @@
 """From a kernel that you have to a fused one: both are here, the diff is printed, and they are compared.
 
-    torchrun --nproc-per-node 2 examples/05_fuse_a_kernel.py
+torchrun --nproc-per-node 2 examples/05_fuse_a_kernel.py
 """
 
 import difflib

@@ -1,6 +1,6 @@
 """The three operators on one device with several virtual ranks: a GPU if there is one, otherwise the CPU.
 
-    python examples/06_one_gpu.py
+python examples/06_one_gpu.py
 """
 
 import torch

@@ -30,7 +30,9 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute, Dialect, Operation, ParametrizedAttribute, Region, SSAValue, TypeAttribute
 from xdsl.irdl import (
+    AnyOf,
     AttrSizedOperandSegments,
+    BaseAttr,
     IRDLOperation,
     attr_def,
     irdl_attr_definition,
@@ -710,7 +712,7 @@ class ConstantOp(IRDLOperation):
     """
 
     name = "arith.constant"
-    value = attr_def(IntegerAttr | FloatAttr)
+    value = attr_def(AnyOf((BaseAttr(IntegerAttr), BaseAttr(FloatAttr))))
     result = result_def()
 
     @classmethod
@@ -737,7 +739,12 @@ class ConstantOp(IRDLOperation):
 def _from_bits(bits: int, type_: Attribute) -> float:
     if isinstance(type_, BFloat16Type):
         return float(struct.unpack("<f", (bits << 16).to_bytes(4, "little"))[0])
-    code, size = {Float16Type: ("<e", 2), Float32Type: ("<f", 4), Float64Type: ("<d", 8)}[type(type_)]
+    codes: dict[type[Attribute], tuple[str, int]] = {
+        Float16Type: ("<e", 2),
+        Float32Type: ("<f", 4),
+        Float64Type: ("<d", 8),
+    }
+    code, size = codes[type(type_)]
     return float(struct.unpack(code, bits.to_bytes(size, "little"))[0])
 
 

@@ -437,8 +437,8 @@ def reduce_shared(table, last, BLOCK, SPLIT_DIM: tl.constexpr, ALIGNMENT: tl.con
         if TO_ALL:
             _wait_all_ready(table)
         for outer in range(first, final + 1, tl.maximum(final - first, 1)):
-            end = tl.minimum((outer + 1).to(tl.int64) * SIZE, size)
-            if (outer.to(tl.int64) * SIZE < own_begin) | (end > own_end):
+            begin = tl.cast(outer, tl.int64) * SIZE
+            if (begin < own_begin) | (tl.minimum(begin + SIZE, size) > own_end):
                 for rest in range(0, inner):
                     coords = ()
                     below = inner

@@ -142,9 +142,8 @@ class Analysis:
         if name in ("arith.extsi", "arith.index_cast", "tt.bitcast"):
             return self.separate(tile.args[0], nested)
         if name in ("arith.addi", "arith.subi", "arith.muli"):
-            forms = [self.separate(arg, nested) for arg in tile.args]
-            if forms[0] is not None and forms[1] is not None:
-                left, right = forms
+            left, right = (self.separate(arg, nested) for arg in tile.args)
+            if left is not None and right is not None:
                 if name == "arith.addi":
                     return self._add(left, right)
                 if name == "arith.subi":

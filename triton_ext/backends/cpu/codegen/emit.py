@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeAlias
 
 from llvmlite import ir
 
@@ -18,7 +19,7 @@ from triton_ext.backends.cpu.codegen.lltypes import (
 )
 
 # An index known at compile time stays a Python integer, so that arithmetic on it folds.
-Index = int | ir.Value
+Index: TypeAlias = int | ir.Value
 
 
 class Emitter:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from llvmlite import ir
-from xdsl.dialects.builtin import DenseArrayBase, StringAttr, SymbolRefAttr
+from xdsl.dialects.builtin import DenseArrayBase, IntegerType, StringAttr, SymbolRefAttr
 from xdsl.dialects.cf import BranchOp, ConditionalBranchOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
@@ -58,7 +58,7 @@ from triton_ext.ir import source_line
 if TYPE_CHECKING:
     from triton_ext.backends.cpu.codegen.module import ModuleLowering
 
-Value = ir.Value | Tile
+Value: TypeAlias = ir.Value | Tile
 _DEEPEST = 40
 """Longer chains of lazy operations are cut by computing the tile, which bounds Python's recursion."""
 
@@ -171,7 +171,7 @@ class FunctionLowering:
     def lower_ops(self, block: Block, finish: Callable[[Operation], None], keep_loads: bool = False) -> None:
         """Lower a block; its terminator goes to `finish`."""
         for op in block.ops:
-            if op is block.last_op and op.next_op is None and liveness.is_terminator(op):
+            if op.next_op is None and liveness.is_terminator(op):
                 if keep_loads:
                     self._settle(op, everything=True)
                 finish(op)
@@ -287,7 +287,7 @@ class FunctionLowering:
             case tt.BroadcastOp():
                 tile = Broadcast(shape, source)
             case tt.TransOp():
-                tile = Transpose(source, cast(DenseArrayBase, op.order).get_values())
+                tile = Transpose(source, cast(DenseArrayBase[IntegerType], op.order).get_values())
             case _:
                 tile = Reshape(source, shape)
         self._lazy(result, tile)

@@ -20,7 +20,6 @@ from triton_ext.backends.cpu.codegen.tiles import (
     to_memory,
 )
 
-
 _AHEAD_BYTES = 512
 
 

@@ -18,7 +18,7 @@ from triton_ext.backends.cpu.codegen.emit import Emitter, Index
 from triton_ext.backends.cpu.codegen.lltypes import I64
 
 if TYPE_CHECKING:
-    from triton_ext.backends.cpu.codegen.tiles import Tile
+    from triton_ext.backends.cpu.codegen.tiles import Buffer, Tile
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Nest:
         self.emit = emit
         self.width = width
         self.assume = assumptions
-        self.captures: dict[Tile, Tile] = {}
+        self.captures: dict[Tile, Buffer] = {}
         """Tiles to be written to a buffer when they are evaluated at the nest's own point."""
         self._point: Point | None = None
         self._frames = [_Frame()]

@@ -344,7 +344,7 @@ class Concatenate(Tile):
         whole = isinstance(first, At) or count % nest.width == 0
         if isinstance(start, int) and whole:
             chosen, index = (self.left, start) if start < count else (self.right, start - count)
-            return nest.value(chosen, (type(first)(index, first.level), *point[1:]))  # type: ignore[call-arg, arg-type]
+            return nest.value(chosen, (type(first)(index, first.level), *point[1:]))
         indices = nest.indices(first)
         limit, zero = (ir.Constant(I64, n) for n in (count, 0))
         if isinstance(indices.type, ir.VectorType):
