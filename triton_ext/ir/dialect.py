@@ -127,10 +127,6 @@ class _Cast(IRDLOperation):
         for flag in ("allow_reorder", "efficient_layout"):
             parser.parse_optional_keyword(flag)
         attributes = _attributes(parser)
-        if parser.parse_optional_punctuation(","):
-            parser.parse_keyword("rounding")
-            parser.parse_punctuation("=")
-            attributes["rounding"] = _keyword(parser)
         parser.parse_punctuation(":")
         _types(parser)
         parser.parse_punctuation("->")
@@ -168,6 +164,19 @@ class BitcastOp(_Unary):
 class FpToFpOp(_Unary):
     name = "tt.fp_to_fp"
     rounding = opt_attr_def(StringAttr)
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        src = _operand(parser)
+        attributes = _attributes(parser)
+        if parser.parse_optional_punctuation(","):
+            parser.parse_keyword("rounding")
+            parser.parse_punctuation("=")
+            attributes["rounding"] = _keyword(parser)
+        parser.parse_punctuation(":")
+        parser.parse_type()
+        parser.parse_punctuation("->")
+        return cls.create(operands=[src], result_types=[parser.parse_type()], attributes=attributes)
 
 
 @irdl_op_definition

@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 import statistics
+import struct
 import threading
 import time
 import weakref
@@ -17,8 +18,11 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
+from ...errors import LaunchError
 from . import abi, pool
 from .codegen import native
+
+_ELF_SYMBOL_TABLE = 2
 
 
 class _Code:
@@ -26,10 +30,29 @@ class _Code:
 
     def __init__(self, name: str, binary: bytes) -> None:
         pool.native_code()  # defines the symbols that kernels use
+        for symbol in _undefined_symbols(binary):  # the linker would take the address 0
+            if llvm.address_of_symbol(symbol) is None:
+                raise LaunchError(f"kernel {name} calls {symbol}, which this process does not have")
         self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), native.target_machine())
         self.engine.add_object_file(llvm.ObjectFileRef.from_data(binary))
         self.engine.finalize_object()
         self.address = self.engine.get_function_address(name)
+
+
+def _undefined_symbols(binary: bytes) -> list[str]:
+    """Names that an ELF object file leaves to the linker."""
+    (table,) = struct.unpack_from("<Q", binary, 40)
+    size, count = struct.unpack_from("<HH", binary, 58)
+    sections = [struct.unpack_from("<IIQQQQIIQQ", binary, table + i * size) for i in range(count)]
+    names: list[str] = []
+    for _, kind, _, _, start, length, link, *_ in sections:
+        if kind == _ELF_SYMBOL_TABLE:
+            strings = sections[link][4]
+            for place in range(start, start + length, 24):
+                name, _, _, section = struct.unpack_from("<IBBH", binary, place)
+                if name and section == 0:
+                    names.append(binary[strings + name : binary.index(0, strings + name)].decode())
+    return names
 
 
 class CPUUtils:

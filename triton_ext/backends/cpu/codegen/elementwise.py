@@ -17,6 +17,7 @@ from triton_ext.backends.cpu.codegen.lltypes import (
     F32,
     F64,
     I1,
+    I32,
     I64,
     PTR,
     element_of,
@@ -250,15 +251,28 @@ def _convert_float(emit: Emitter, op: Operation, values: Values) -> ir.Value:
 
 
 def to_float(emit: Emitter, value: ir.Value, element: ir.Type) -> ir.Value:
-    """Between float types; double to half precision rounds once, as LLVM's own conversion does."""
+    """Between float types, rounded once."""
     order = {F16: 1, BF16: 1, F32: 2, F64: 3}
     source = scalar_of(value.type)
     if source == element:
         return value
     target = with_lanes_of(element, value.type)
+    if source == F64 and order[element] == 1:  # not every processor has it, and there is no library to call
+        return to_float(emit, _to_odd(emit, value), element)
     if order[source] == order[element]:  # half to bfloat and back
         return to_float(emit, to_float(emit, value, F32), element)
     return (emit.builder.fpext if order[source] < order[element] else emit.builder.fptrunc)(value, target)
+
+
+def _to_odd(emit: Emitter, value: ir.Value) -> ir.Value:
+    """A double as a float that is odd where it is inexact, so that rounding it further rounds the double once."""
+    builder, single, bits = emit.builder, with_lanes_of(F32, value.type), with_lanes_of(I32, value.type)
+    nearest = builder.fptrunc(value, single)
+    back = builder.fpext(nearest, value.type)
+    sizes = [emit.intrinsic("fabs", value.type, [x]) for x in (back, value)]
+    beyond = builder.zext(builder.fcmp_ordered(">", *sizes), bits)
+    inexact = builder.zext(builder.fcmp_ordered("!=", back, value), bits)
+    return builder.bitcast(builder.or_(builder.sub(builder.bitcast(nearest, bits), beyond), inexact), single)
 
 
 @_define("arith.index_cast")

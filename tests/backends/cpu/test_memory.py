@@ -1,0 +1,130 @@
+"""Loads and stores on the CPU: masks, strides, gathers, scatters, offsets, grids."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+@triton.jit
+def copy(x, out, n, OTHER: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, tl.load(x + i, mask=i < n, other=OTHER))
+
+
+@pytest.mark.parametrize("n", [0, 1, 15, 16, 17, 63, 64, 100])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.int64], ids=str)
+def test_masked_loads_give_other(n, dtype):
+    x = torch.arange(n).to(dtype)
+    out = torch.zeros(128, dtype=dtype)
+    copy[(2,)](x, out, n, OTHER=-1, BLOCK=64)
+    assert torch.equal(out[:n], x) and (out[n:] == -1).all()
+
+
+def test_nothing_outside_the_mask_is_touched():
+    @triton.jit
+    def fill(out, n, BLOCK: tl.constexpr):
+        i = tl.arange(0, BLOCK)
+        tl.store(out + i, 7.0, mask=(i >= 3) & (i < n))
+
+    out = torch.zeros(64)
+    fill[(1,)](out, 20, BLOCK=64)
+    assert out.nonzero().flatten().tolist() == list(range(3, 20)) and (out[3:20] == 7).all()
+
+
+@triton.jit
+def strided(x, out, M, N, sm, sn, BM: tl.constexpr, BN: tl.constexpr):
+    i = tl.program_id(0) * BM + tl.arange(0, BM)[:, None]
+    j = tl.program_id(1) * BN + tl.arange(0, BN)[None, :]
+    inside = (i < M) & (j < N)
+    tl.store(out + i * N + j, tl.load(x + i * sm + j * sn, mask=inside, other=0.0), mask=inside)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 40), st.sampled_from(["rows", "columns", "every third", "expanded"]))
+def test_any_strides(m, n, layout):
+    x = {
+        "rows": lambda: torch.randn(m, n),
+        "columns": lambda: torch.randn(n, m).T,
+        "every third": lambda: torch.randn(m, 3 * n)[:, ::3],
+        "expanded": lambda: torch.randn(1, n).expand(m, n),
+    }[layout]()
+    out = torch.empty(m, n)
+    strided[(triton.cdiv(m, 8), triton.cdiv(n, 16))](x, out, m, n, *x.stride(), BM=8, BN=16)
+    assert torch.equal(out, x)
+
+
+@triton.jit
+def gather_scatter(x, where, out, n, D, BLOCK: tl.constexpr, BD: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    d = tl.arange(0, BD)[None, :]
+    row = tl.load(where + i, mask=i < n, other=0)
+    inside = (i < n)[:, None] & (d < D)
+    value = tl.load(x + row[:, None] * D + d, mask=inside, other=0.0)
+    tl.store(out + (n - 1 - i)[:, None] * D + d, value, mask=inside)
+
+
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+@pytest.mark.parametrize(("n", "d"), [(1, 1), (7, 5), (16, 16), (30, 20)])
+def test_gathers_and_scatters(n, d, index):
+    x, where, out = torch.randn(50, d), torch.randint(0, 50, (n,)).to(index), torch.empty(n, d)
+    gather_scatter[(1,)](x, where, out, n, d, BLOCK=32, BD=32)
+    assert torch.equal(out, x[where.long()].flip(0))
+
+
+def test_unaligned_addresses():
+    x, out = torch.randn(101), torch.empty(65)
+    copy[(1,)](x[1:], out[1:], 64, OTHER=0, BLOCK=64)
+    assert torch.equal(out[1:], x[1:65])
+
+
+def test_reads_happen_before_an_overlapping_write():
+    @triton.jit
+    def reverse(x, BLOCK: tl.constexpr):
+        i = tl.arange(0, BLOCK)
+        tl.store(x + i, tl.load(x + BLOCK - 1 - i))
+
+    x = torch.randn(64)
+    expected = x.flip(0)
+    reverse[(1,)](x, BLOCK=64)
+    assert torch.equal(x, expected)
+
+
+def test_offsets_beyond_31_bits():
+    """The address of an element far away, formed and subtracted again: nothing that large is allocated."""
+
+    @triton.jit
+    def far(x, out, far_away, BLOCK: tl.constexpr):
+        i = tl.arange(0, BLOCK).to(tl.int64) + far_away
+        tl.store(out + tl.arange(0, BLOCK), tl.load(x - far_away + i))
+
+    x, out = torch.randn(32), torch.empty(32)
+    far[(1,)](x, out, 2**40, BLOCK=32)
+    assert torch.equal(out, x)
+
+
+def test_three_dimensional_grids():
+    @triton.jit
+    def where(out):
+        x, y, z = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+        place = (z * tl.num_programs(1) + y) * tl.num_programs(0) + x
+        tl.store(out + place, x + 10 * y + 100 * z)
+
+    out = torch.empty(4 * 3 * 2, dtype=torch.int32)
+    where[(4, 3, 2)](out)
+    assert out.tolist() == [x + 10 * y + 100 * z for z in range(2) for y in range(3) for x in range(4)]
+
+
+def test_tensor_descriptors():
+    @triton.jit
+    def through(x, out, M, N, BM: tl.constexpr, BN: tl.constexpr):
+        source = tl.make_tensor_descriptor(x, shape=[M, N], strides=[N, 1], block_shape=[BM, BN])
+        target = tl.make_tensor_descriptor(out, shape=[M, N], strides=[N, 1], block_shape=[BM, BN])
+        row, column = tl.program_id(0) * BM, tl.program_id(1) * BN
+        target.store([row, column], source.load([row, column]) * 2)
+
+    x, out = torch.randn(20, 48), torch.zeros(20, 48)
+    through[(3, 3)](x, out, 20, 48, BM=8, BN=16)
+    assert torch.equal(out, 2 * x)
