@@ -1,7 +1,8 @@
 # Every target makes its own environment first: nothing but Python 3.11 with pip is needed.
 #   make demo    the three operators on two processes, checked and timed (about a minute)
 #   make test    the tests          make test-all   the slow ones as well
-#   make bench   the full sweep     make lint       ruff and mypy
+#   make bench   the full sweep     make bench-cpu  the CPU backend against torch
+#   make lint    ruff and mypy
 #   make test-triton VERSION=3.6.0  the tests on another Triton, in an environment of its own
 # PIP_ARGS is passed to pip, for instance an index that has torch's CPU builds.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -9,7 +10,7 @@ PIP_ARGS ?=
 PYTEST_ARGS ?=
 VENV := .venv
 
-.PHONY: demo test test-all test-triton bench lint setup clean
+.PHONY: demo bench-cpu test test-all test-triton bench lint setup clean
 setup: $(VENV)/.ready
 
 # $(1): the environment, $(2): its constraints
@@ -25,6 +26,9 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 demo: setup
 	$(VENV)/bin/python benchmarks/bench.py --short
+
+bench-cpu: setup
+	$(VENV)/bin/python benchmarks/cpu.py
 
 bench: setup
 	$(VENV)/bin/python benchmarks/bench.py
