@@ -17,7 +17,7 @@ def rearrange(x, out, OP: tl.constexpr, N: tl.constexpr):
     if OP == "sort":
         tl.store(out + i, tl.sort(value))
     elif OP == "flip":
-        tl.store(out + i, tl.flip(value))
+        tl.store(out + i, tl.flip(value, 0))
     elif OP == "gather":
         tl.store(out + i, tl.gather(value, i * 3 % N, 0))
     elif OP == "cat":
