@@ -95,6 +95,7 @@ def plot(records: list[Record], path: Path) -> None:
             )
     axis.axvline(1, color="black", linewidth=0.8)
     axis.set_yticks(range(len(cases)), [f"{operator}\n{shape}" for operator, shape, _ in cases], fontsize=8)
+    axis.margins(y=0.01)
     axis.invert_yaxis()
     axis.set_xlabel("time / limit, where limit = max(compute only, copy of what leaves the rank)")
     figure.legend(loc="outside upper center", ncols=len(names), frameon=False)
