@@ -131,6 +131,31 @@ def test_products_of_products():
     torch.testing.assert_close(out.double(), first.relu() @ c.double() + 2 * first, rtol=0, atol=1e-3)
 
 
+@triton.jit
+def accumulator_from_outside(a, b, c, out, n, S: tl.constexpr, WHILE: tl.constexpr):
+    """out[t] = c[t] @ b + a @ b: every round of the loop starts from the same accumulator."""
+    place = tl.arange(0, S)[:, None] * S + tl.arange(0, S)[None, :]
+    y = tl.load(b + place)
+    first = tl.dot(tl.load(a + place), y)
+    if WHILE:
+        t = 0
+        while t < n:
+            tl.store(out + t * S * S + place, tl.dot(tl.load(c + t * S * S + place), y, first))
+            t += 1
+    else:
+        for t in range(n):
+            tl.store(out + t * S * S + place, tl.dot(tl.load(c + t * S * S + place), y, first))
+
+
+@pytest.mark.parametrize("loop", ["for", "while"])
+@pytest.mark.parametrize("size", [16, 64])
+def test_a_loop_keeps_an_accumulator_from_outside(size, loop):
+    a, b, c = torch.randn(size, size), torch.randn(size, size), torch.randn(3, size, size)
+    out = torch.empty(3, size, size)
+    accumulator_from_outside[(1,)](a, b, c, out, 3, S=size, WHILE=loop == "while")
+    torch.testing.assert_close(out.double(), (c.double() + a.double()) @ b.double(), rtol=0, atol=1e-3)
+
+
 def test_nan_and_inf_pass_through():
     a, b, c = torch.randn(16, 16), torch.randn(16, 16), torch.empty(16, 16)
     a[3, 2], b[5, 7] = float("nan"), float("inf")

@@ -9,11 +9,11 @@ from llvmlite import ir
 from xdsl.dialects.builtin import Float32Type
 from xdsl.ir import Attribute
 
-from triton_ext.backends.cpu.codegen import microkernel
+from triton_ext.backends.cpu.codegen import liveness, microkernel
 from triton_ext.backends.cpu.codegen.emit import Emitter
 from triton_ext.backends.cpu.codegen.lltypes import BF16, F16, F32, is_float, scalar_of, with_lanes_of
 from triton_ext.backends.cpu.codegen.nest import At, Lanes, Nest, Point, Scattered
-from triton_ext.backends.cpu.codegen.tiles import Buffer, Dims, Tile, Uniform, View
+from triton_ext.backends.cpu.codegen.tiles import Buffer, Dims, Tile, View
 from triton_ext.errors import CompileError
 from triton_ext.ir import source_line
 from triton_ext.ir.dialect import DotOp
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def lower_dot(lowering: FunctionLowering, op: DotOp) -> None:
-    """d = a @ b + c. The accumulator is updated in place where nobody else wants `c`."""
+    """d = a @ b + c. The accumulator is updated in place where this product alone wants `c`, and wants it once."""
     a, b = lowering.tile(op.a), lowering.tile(op.b)
     if len(a.shape) != 2:
         raise CompileError(f"{source_line(op)}: the CPU backend supports tt.dot of two dimensions only")
@@ -35,9 +35,9 @@ def lower_dot(lowering: FunctionLowering, op: DotOp) -> None:
 def _accumulator(lowering: FunctionLowering, op: DotOp) -> Buffer:
     c = lowering.tile(op.c)
     owned = c.stored or c
-    row_major = isinstance(owned, Buffer) and owned.order == tuple(range(len(c.shape)))
-    if row_major and len(list(op.c.uses)) == 1 and not isinstance(c, Uniform):
-        assert isinstance(owned, Buffer)
+    # A loop around this product alone would read a `c` from outside of it again.
+    last_use = len(list(op.c.uses)) == 1 and liveness.block_of(op.c) is op.parent_block()
+    if last_use and isinstance(owned, Buffer) and owned.order == tuple(range(len(c.shape))):
         return owned
     buffer = lowering.scheduler.buffer(c.shape, c)
     lowering.store_tile(c, buffer)

@@ -105,7 +105,7 @@ class Liveness:
         if value not in self._uses:
             last, nested, leaves = -1, set(), False
             for use in value.uses:
-                ancestor = _ancestor(use.operation, _block_of(value))
+                ancestor = _ancestor(use.operation, block_of(value))
                 if ancestor is None:
                     leaves, last = True, 1 << 60
                     continue
@@ -117,7 +117,7 @@ class Liveness:
 
     def _find_consumers(self, value: SSAValue) -> set[object]:
         consumers: set[object] = set()
-        block = _block_of(value)
+        block = block_of(value)
         for use in value.uses:
             user = use.operation
             ancestor = _ancestor(user, block)
@@ -133,7 +133,8 @@ class Liveness:
         return consumers
 
 
-def _block_of(value: SSAValue) -> Block | None:
+def block_of(value: SSAValue) -> Block | None:
+    """The block that defines `value`."""
     return value.owner if isinstance(value.owner, Block) else value.owner.parent
 
 
