@@ -11,9 +11,9 @@ from xdsl.ir import Attribute
 
 from triton_ext.backends.cpu.codegen import liveness, microkernel
 from triton_ext.backends.cpu.codegen.emit import Emitter
-from triton_ext.backends.cpu.codegen.lltypes import BF16, F16, F32, is_float, scalar_of, with_lanes_of
-from triton_ext.backends.cpu.codegen.nest import At, Lanes, Nest, Point, Scattered
-from triton_ext.backends.cpu.codegen.tiles import Buffer, Dims, Tile, View
+from triton_ext.backends.cpu.codegen.lltypes import BF16, F16, F32, is_float, scalar_of, size_bytes, with_lanes_of
+from triton_ext.backends.cpu.codegen.nest import Nest, Point
+from triton_ext.backends.cpu.codegen.tiles import Buffer, Dims, Reshape, Tile, View
 from triton_ext.errors import CompileError
 from triton_ext.ir import source_line
 from triton_ext.ir.dialect import DotOp
@@ -52,9 +52,7 @@ def _multiply(lowering: FunctionLowering, a: Tile, b: Tile, accumulator: Buffer)
     element: Attribute = Float32Type() if half else accumulator.element
     block = microkernel.register_block(rows, columns, F32 if half else accumulator.lane, emit.lanes)
     left = scheduler.materialize(_converted(a, element))
-    panels = Panels(_converted(b, element), block.columns)
-    right = scheduler.buffer(panels.shape, panels)
-    lowering.store_tile(panels, right)
+    right = _packed(lowering, _converted(b, element), block.columns)
 
     def load(place: ir.Value, vector: ir.Type) -> ir.Value:
         if not half:
@@ -70,6 +68,16 @@ def _multiply(lowering: FunctionLowering, a: Tile, b: Tile, accumulator: Buffer)
         left.pointer, (left.strides[0], left.strides[1]), right.pointer, accumulator.pointer, rows, columns, depth
     )
     microkernel.multiply(emit, block, at, left.lane, load, store, accumulator.lane)
+
+
+def _packed(lowering: FunctionLowering, tile: Tile, width: int) -> Buffer:
+    """A tile of [depth, columns] as panels of [depth, width], filled row by row as the tile lies in memory."""
+    depth, columns = tile.shape
+    panels = Reshape(tile, (depth, columns // width, width))
+    memory = lowering.arena.allocate(panels.shape, size_bytes(panels.lane))
+    buffer = Buffer(memory, panels.shape, panels.element, order=(1, 0, 2))
+    lowering.store_tile(panels, buffer)
+    return buffer
 
 
 def _converted(tile: Tile, element: Attribute) -> Tile:
@@ -89,31 +97,6 @@ class Converted(View):
     def emit(self, nest: Nest, point: Point) -> ir.Value:
         value = nest.value(self.source, point)
         return _widen(nest.emit, value, self.lane)
-
-
-class Panels(View):
-    """A tile of [depth, columns] as [columns / width, depth, width]: panels that a register block reads in order."""
-
-    def __init__(self, source: Tile, width: int) -> None:
-        depth, columns = source.shape
-        super().__init__((columns // width, depth, width), source)
-        self.width = width
-
-    def inputs(self, dims: Dims) -> Iterator[tuple[Tile, Dims]]:
-        return iter(((self.source, (dims[1], dims[2])),))
-
-    def emit(self, nest: Nest, point: Point) -> ir.Value:
-        emit = nest.emit
-        panel, k, column = point
-        level = max(panel.level, column.level)
-        if isinstance(panel, At) and isinstance(column, At):
-            column = At(emit.add(emit.mul(panel.value, self.width), column.value), level)
-        elif isinstance(panel, At) and isinstance(column, Lanes):
-            column = Lanes(emit.add(emit.mul(panel.value, self.width), column.base), level)
-        else:
-            first, lane, width = emit.aligned_lanes([nest.indices(panel), nest.indices(column), emit.value(self.width)])
-            column = Scattered(emit.builder.add(emit.builder.mul(first, width), lane), level)
-        return nest.value(self.source, (k, column))
 
 
 def _widen(emit: Emitter, value: ir.Value, element: ir.Type) -> ir.Value:
