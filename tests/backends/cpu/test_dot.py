@@ -59,6 +59,32 @@ def test_masked_shapes(size):
     check(size + 5, size, 3, acc=True)
 
 
+@pytest.mark.parametrize("n", [1, 2, 8, 16, 64])
+@pytest.mark.parametrize("k", [1, 4, 8, 32])
+def test_transposed_shapes(n, k):
+    """Blocks of every size that packing may turn in registers, whole and cut off by the mask."""
+    check(8, n, k, transposed=True)
+    check(3, max(1, n - 1), max(1, k - 1), transposed=True)
+
+
+@triton.jit
+def both_transposed(a, b, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    """c = a.T @ b.T of a computed operand each: a is [K, M], b is [N, K]."""
+    i, j, d = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
+    x = tl.load(a + d[:, None] * M + i[None, :]) * 2.0
+    y = tl.load(b + j[:, None] * K + d[None, :]) + d[None, :]
+    tl.store(c + i[:, None] * N + j[None, :], tl.dot(x.trans(), y.trans()))
+
+
+@pytest.mark.parametrize("shape", [(16, 32, 64), (64, 16, 4), (4, 64, 32)])
+def test_transposed_operands_that_are_computed(shape):
+    m, n, k = shape
+    a, b, c = torch.randn(k, m), torch.randn(n, k), torch.empty(m, n)
+    both_transposed[(1,)](a, b, c, M=m, N=n, K=k)
+    expected = 2 * a.double().T @ (b.double() + torch.arange(k)).T
+    torch.testing.assert_close(c.double(), expected, rtol=0, atol=1e-6 * expected.abs().max().item() * k)
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(
     ("dtype", "out", "tolerance"),

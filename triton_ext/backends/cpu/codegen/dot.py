@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from llvmlite import ir
@@ -10,10 +9,9 @@ from xdsl.dialects.builtin import Float32Type
 from xdsl.ir import Attribute
 
 from triton_ext.backends.cpu.codegen import liveness, microkernel
-from triton_ext.backends.cpu.codegen.emit import Emitter
-from triton_ext.backends.cpu.codegen.lltypes import BF16, F16, F32, is_float, scalar_of, size_bytes, with_lanes_of
-from triton_ext.backends.cpu.codegen.nest import Nest, Point
-from triton_ext.backends.cpu.codegen.tiles import Buffer, Dims, Reshape, Tile, View
+from triton_ext.backends.cpu.codegen.lltypes import BF16, F16, F32, with_lanes_of
+from triton_ext.backends.cpu.codegen.packing import converted, panels
+from triton_ext.backends.cpu.codegen.tiles import Buffer, Tile
 from triton_ext.errors import CompileError
 from triton_ext.ir import source_line
 from triton_ext.ir.dialect import DotOp
@@ -51,8 +49,8 @@ def _multiply(lowering: FunctionLowering, a: Tile, b: Tile, accumulator: Buffer)
     half = accumulator.lane in (F16, BF16)
     element: Attribute = Float32Type() if half else accumulator.element
     block = microkernel.register_block(rows, columns, F32 if half else accumulator.lane, emit.lanes)
-    left = scheduler.materialize(_converted(a, element))
-    right = _packed(lowering, _converted(b, element), block.columns)
+    left = scheduler.materialize(converted(a, element))
+    right = panels(scheduler, converted(b, element), block.columns)
 
     def load(place: ir.Value, vector: ir.Type) -> ir.Value:
         if not half:
@@ -68,41 +66,3 @@ def _multiply(lowering: FunctionLowering, a: Tile, b: Tile, accumulator: Buffer)
         left.pointer, (left.strides[0], left.strides[1]), right.pointer, accumulator.pointer, rows, columns, depth
     )
     microkernel.multiply(emit, block, at, left.lane, load, store, accumulator.lane)
-
-
-def _packed(lowering: FunctionLowering, tile: Tile, width: int) -> Buffer:
-    """A tile of [depth, columns] as panels of [depth, width], filled row by row as the tile lies in memory."""
-    depth, columns = tile.shape
-    panels = Reshape(tile, (depth, columns // width, width))
-    memory = lowering.arena.allocate(panels.shape, size_bytes(panels.lane))
-    buffer = Buffer(memory, panels.shape, panels.element, order=(1, 0, 2))
-    lowering.store_tile(panels, buffer)
-    return buffer
-
-
-def _converted(tile: Tile, element: Attribute) -> Tile:
-    return tile if tile.element == element else Converted(tile, element)
-
-
-class Converted(View):
-    """An operand in the type that products are summed in."""
-
-    def __init__(self, source: Tile, element: Attribute) -> None:
-        super().__init__(source.shape, source)
-        self.element = element
-
-    def inputs(self, dims: Dims) -> Iterator[tuple[Tile, Dims]]:
-        return iter(((self.source, dims),))
-
-    def emit(self, nest: Nest, point: Point) -> ir.Value:
-        value = nest.value(self.source, point)
-        return _widen(nest.emit, value, self.lane)
-
-
-def _widen(emit: Emitter, value: ir.Value, element: ir.Type) -> ir.Value:
-    target = with_lanes_of(element, value.type)
-    if value.type == target:
-        return value
-    if is_float(scalar_of(value.type)):
-        return emit.builder.fpext(value, target)
-    return emit.builder.sext(value, target)
