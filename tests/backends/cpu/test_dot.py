@@ -182,6 +182,62 @@ def test_a_loop_keeps_an_accumulator_from_outside(size, loop):
     torch.testing.assert_close(out.double(), (c.double() + a.double()) @ b.double(), rtol=0, atol=1e-3)
 
 
+@triton.jit
+def attention(q, k, v, out, n, scale, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr):
+    """One head, rows of M: what is summed so far is scaled before each product is added."""
+    rows, columns, d = tl.program_id(0) * M + tl.arange(0, M), tl.arange(0, N), tl.arange(0, D)
+    x = tl.load(q + rows[:, None] * D + d[None, :])
+    largest, weight = tl.full([M], -float("inf"), tl.float32), tl.zeros([M], tl.float32)
+    total = tl.zeros([M, D], tl.float32)
+    for start in range(0, n, N):
+        inside = start + columns < n
+        place = (start + columns)[:, None] * D + d[None, :]
+        y = tl.load(k + place, mask=inside[:, None], other=0.0)
+        z = tl.load(v + place, mask=inside[:, None], other=0.0)
+        scores = tl.where(inside[None, :], tl.dot(x, y.trans()) * scale, -float("inf"))
+        following = tl.maximum(largest, tl.max(scores, 1))
+        p, shrink = tl.exp(scores - following[:, None]), tl.exp(largest - following)
+        weight = weight * shrink + tl.sum(p, 1)
+        total = tl.dot(p.to(z.dtype), z, total * shrink[:, None])
+        largest = following
+    tl.store(out + rows[:, None] * D + d[None, :], total / weight[:, None])
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float16, 2e-3)])
+def test_attention(dtype, tolerance):
+    n, dim = 50, 32
+    q, k, v = torch.randn(32, dim).to(dtype), torch.randn(n, dim).to(dtype), torch.randn(n, dim).to(dtype)
+    out = torch.empty(32, dim)
+    attention[(2,)](q, k, v, out, n, dim**-0.5, M=16, N=16, D=dim)
+    expected = (q.double() @ k.double().T * dim**-0.5).softmax(1) @ v.double()
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=tolerance)
+
+
+@triton.jit
+def accumulators_wanted_again(a, b, out, n, S: tl.constexpr):
+    """Accumulators that are computed from tiles which are needed afterwards, and one that is not."""
+    place = tl.arange(0, S)[:, None] * S + tl.arange(0, S)[None, :]
+    x, y = tl.load(a + place), tl.load(b + place)
+    product = tl.dot(x, y)
+    carried = product
+    for _ in range(n):
+        scaled = carried * 0.5
+        kept = tl.dot(x, y, scaled)
+        alone = tl.dot(x, y, tl.dot(x, y) + 1.0)
+        carried = tl.dot(x, y, product * 0.25) + scaled + kept + alone
+    tl.store(out + place, carried - product)
+
+
+@pytest.mark.parametrize("size", [8, 64])
+def test_accumulators_that_are_wanted_again(size):
+    a, b, out = torch.randn(size, size), torch.randn(size, size), torch.empty(size, size)
+    accumulators_wanted_again[(1,)](a, b, out, 3, S=size)
+    product = carried = a.double() @ b.double()
+    for _ in range(3):
+        carried = (1.25 * product) + 0.5 * carried + (product + 0.5 * carried) + (2 * product + 1)
+    torch.testing.assert_close(out.double(), carried - product, rtol=1e-4, atol=1e-2)
+
+
 def test_nan_and_inf_pass_through():
     a, b, c = torch.randn(16, 16), torch.randn(16, 16), torch.empty(16, 16)
     a[3, 2], b[5, 7] = float("nan"), float("inf")

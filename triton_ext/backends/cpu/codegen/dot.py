@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from llvmlite import ir
 from xdsl.dialects.builtin import Float32Type
-from xdsl.ir import Attribute
+from xdsl.ir import Attribute, OpResult, SSAValue
 
-from triton_ext.backends.cpu.codegen import liveness, microkernel
-from triton_ext.backends.cpu.codegen.lltypes import BF16, F16, F32, with_lanes_of
+from triton_ext.backends.cpu.codegen import elementwise, liveness, microkernel
+from triton_ext.backends.cpu.codegen.lltypes import BF16, F16, F32, element_of, with_lanes_of
 from triton_ext.backends.cpu.codegen.packing import converted, panels
-from triton_ext.backends.cpu.codegen.tiles import Buffer, Tile
+from triton_ext.backends.cpu.codegen.tiles import Buffer, Tile, Uniform
 from triton_ext.errors import CompileError
 from triton_ext.ir import source_line
 from triton_ext.ir.dialect import DotOp
@@ -22,28 +22,34 @@ if TYPE_CHECKING:
 
 def lower_dot(lowering: FunctionLowering, op: DotOp) -> None:
     """d = a @ b + c. The accumulator is updated in place where this product alone wants `c`, and wants it once."""
-    a, b = lowering.tile(op.a), lowering.tile(op.b)
+    a, b, c = (lowering.tile(value) for value in (op.a, op.b, op.c))
     if len(a.shape) != 2:
         raise CompileError(f"{source_line(op)}: the CPU backend supports tt.dot of two dimensions only")
-    accumulator = _accumulator(lowering, op)
-    _multiply(lowering, a, b, accumulator)
+    accumulator = _reusable(lowering, op.c, op) or lowering.scheduler.buffer(c.shape, c)
+    fresh = isinstance(c, Uniform) and isinstance(c.value, ir.Constant) and c.value.constant == 0
+    if not fresh and (c.stored or c) is not accumulator:
+        lowering.store_tile(c, accumulator)
+    _multiply(lowering, a, b, accumulator, fresh)
     lowering.define(op.result, accumulator)
 
 
-def _accumulator(lowering: FunctionLowering, op: DotOp) -> Buffer:
-    c = lowering.tile(op.c)
-    owned = c.stored or c
-    # A loop around this product alone would read a `c` from outside of it again.
-    last_use = len(list(op.c.uses)) == 1 and liveness.block_of(op.c) is op.parent_block()
-    if last_use and isinstance(owned, Buffer) and owned.order == tuple(range(len(c.shape))):
-        return owned
-    buffer = lowering.scheduler.buffer(c.shape, c)
-    lowering.store_tile(c, buffer)
-    return buffer
+def _reusable(lowering: FunctionLowering, value: SSAValue, op: DotOp) -> Buffer | None:
+    """The buffer that holds `value`, or whose elements it is computed from one by one, if nobody else wants it."""
+    tile = lowering.tile(value)
+    memory = tile.stored or tile
+    # A value from outside of this block may be wanted again, by the next round of a loop.
+    if len(list(value.uses)) != 1 or liveness.block_of(value) is not op.parent_block():
+        return None
+    if isinstance(memory, Buffer):
+        row_major = memory.order == tuple(range(len(memory.shape)))
+        return memory if row_major and memory.element == element_of(op.result.type) else None
+    if not isinstance(value, OpResult) or not elementwise.is_elementwise(value.op):
+        return None
+    return next(filter(None, (_reusable(lowering, operand, op) for operand in value.op.operands)), None)
 
 
-def _multiply(lowering: FunctionLowering, a: Tile, b: Tile, accumulator: Buffer) -> None:
-    """accumulator += a @ b, in the accumulator's type, but float32 for half precision."""
+def _multiply(lowering: FunctionLowering, a: Tile, b: Tile, accumulator: Buffer, fresh: bool) -> None:
+    """accumulator += a @ b, or = where it is `fresh`; summed in its type, but float32 for half precision."""
     emit, scheduler = lowering.emit, lowering.scheduler
     (rows, depth), columns = a.shape, b.shape[1]
     half = accumulator.lane in (F16, BF16)
@@ -65,4 +71,4 @@ def _multiply(lowering: FunctionLowering, a: Tile, b: Tile, accumulator: Buffer)
     at = microkernel.Operands(
         left.pointer, (left.strides[0], left.strides[1]), right.pointer, accumulator.pointer, rows, columns, depth
     )
-    microkernel.multiply(emit, block, at, left.lane, load, store, accumulator.lane)
+    microkernel.multiply(emit, block, at, left.lane, None if fresh else load, store, accumulator.lane)

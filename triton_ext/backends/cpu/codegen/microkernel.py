@@ -41,7 +41,7 @@ class Operands:
     """Where a product's operands are. Strides count elements.
 
     left: [rows, depth] with any strides. right: panels of [depth, block.columns], one behind the other, contiguous.
-    result: [rows, columns], rows contiguous; read, added to and written.
+    result: [rows, columns], rows contiguous; added to or written.
     """
 
     left: ir.Value
@@ -58,11 +58,14 @@ def multiply(
     block: RegisterBlock,
     at: Operands,
     element: ir.Type,
-    load: Callable[[ir.Value, ir.Type], ir.Value],
+    load: Callable[[ir.Value, ir.Type], ir.Value] | None,
     store: Callable[[ir.Value, ir.Value], None],
     result_element: ir.Type,
 ) -> None:
-    """result += left @ right in `element`. load and store move a vector of the result, which may be narrower."""
+    """result += left @ right in `element`, or = without `load`.
+
+    load and store move a vector of the result, whose elements may be narrower.
+    """
     vector = ir.VectorType(element, block.lanes) if block.lanes > 1 else element
     scalar_zero = ir.Constant(element, 0.0 if is_float(element) else 0)
     zero = emit.splat(scalar_zero, block.lanes) if block.lanes > 1 else scalar_zero
@@ -84,7 +87,7 @@ def multiply(
             # The result is added last, so that the first multiplications do not wait for its loads.
             sums = _walk_depth(emit, block, at, element, vector, left, right, [zero] * len(places))
             for place, total in zip(places, sums, strict=True):
-                store(_add(emit, load(place, vector), total), place)
+                store(_add(emit, load(place, vector), total) if load else total, place)
             return []
 
         _loop(emit, at.rows, block.rows, rows)
