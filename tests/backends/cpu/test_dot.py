@@ -140,6 +140,15 @@ def test_a_whole_product(shape, threads, plus, monkeypatch):
     torch.testing.assert_close(c.double(), expected, rtol=0, atol=1e-5 * expected.abs().max().item())
 
 
+@pytest.mark.parametrize("plus", [False, True])
+def test_a_carried_accumulator_stays_in_place(plus):
+    """There is memory for one accumulator and the packed operands, and none for a copy."""
+    m, n, k = 32, 64, 16
+    a, b, c = torch.randn(m, k), torch.randn(k, n), torch.empty(m, n)
+    kernel = looped[(1,)](a, b, c, m, n, k, BM=m, BN=n, BK=k, PLUS=plus)
+    assert kernel.metadata.scratch_bytes <= 4 * (m * n + m * k + k * n)
+
+
 @triton.jit
 def chained(a, b, c, out, S: tl.constexpr):
     """out = relu(a @ b) @ c + a @ b: the first product is wanted twice."""
