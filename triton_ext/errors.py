@@ -23,3 +23,7 @@ class PeerLost(CollectiveTimeout):
 
 class LaunchError(TritonExtError):
     """A kernel that cannot be launched as asked, or whose device_assert failed."""
+
+
+class SimulationError(TritonExtError):
+    """The simulator found a fault in a kernel's communication, or cannot run the kernel: names the seed and the line."""

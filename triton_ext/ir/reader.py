@@ -79,3 +79,22 @@ def _file_location(location: Attribute) -> FileLineColLoc | None:
             return next((found for part in location.locations if (found := _file_location(part))), None)  # type: ignore[attr-defined]
         case _:
             return None
+
+
+def call_chain(op: Operation) -> list[tuple[str, int]]:
+    """(file, line) of every call that led to `op`, the innermost function's own line first."""
+    return _chain(op.location) if op.location is not None else []
+
+
+def _chain(location: Attribute) -> list[tuple[str, int]]:
+    match location:
+        case FileLineColLoc():
+            return [(location.filename.data, location.line.data)]
+        case CallSiteLoc():
+            return [*_chain(location.callee), *_chain(location.caller)]
+        case NameLoc():
+            return _chain(location.location)
+        case FusedLoc():
+            return next((found for part in location.locations if (found := _chain(part))), [])  # type: ignore[attr-defined]
+        case _:
+            return []

@@ -14,6 +14,7 @@ def run(kernel: Kernel) -> None:
     with_tiles = {op.get_operand(0).id() for op in kernel.calls(protocol.tile_of_ticket)}
     specs = {op.get_operand(0).id(): spec_of(op) for op in kernel.markers(dialect.STORE)}
     reductions = {plan: spec for plan, spec in specs.items() if spec.reduces}
+    collectives = {plan: spec.collective for plan, spec in specs.items()}
     for plan, op in tickets.items():
         table, ticket = tensor(op.get_operand(0)), tensor(op.get_result(0))
         kernel.after(op)
@@ -42,6 +43,7 @@ def run(kernel: Kernel) -> None:
     for plan, op in tickets.items():
         table = tensor(op.get_operand(0))
         last = kernel.call(protocol.leave, table)
+        arrivals = {"all_reduce": "reduced", "reduce_scatter": "none"}.get(collectives.get(plan, ""), "stored")
         if plan in reductions:
             spec = reductions[plan]
             kernel.call(
@@ -54,4 +56,4 @@ def run(kernel: Kernel) -> None:
                 *(tl.constexpr(tl.dtype(name)) for name in (spec.wire_dtype, spec.acc_dtype, spec.dtype)),
                 tl.constexpr(spec.collective == "all_reduce"),
             )
-        kernel.call(protocol.finish, table, last)
+        kernel.call(protocol.finish, table, last, tl.constexpr(arrivals))

@@ -409,8 +409,9 @@ def arrive_reduced(table, coords, BLOCK, SPLIT_DIM: tl.constexpr):
 def leave(table):
     """Count a program that is done with its stores; True for the last one of a run."""
     programs = tl.num_programs(0).to(tl.int64) * tl.num_programs(1) * tl.num_programs(2)
+    base = tl.load(table + abi.BASE)  # before the addition: after it, the last program may be writing the next one
     done = tl.atomic_add(table + abi.DONE, 1, sem="acq_rel", scope="gpu")
-    return done - tl.load(table + abi.BASE) == programs - 1
+    return done - base == programs - 1
 
 
 @triton.jit
@@ -462,15 +463,22 @@ def reduce_shared(table, last, BLOCK, SPLIT_DIM: tl.constexpr, ALIGNMENT: tl.con
 
 
 @triton.jit
-def finish(table, last):
-    """The tail: the last program of a run waits until everything for this rank has arrived, then ends the run."""
+def finish(table, last, ARRIVALS: tl.constexpr):
+    """The tail: the last program of a run waits until everything for this rank has arrived, then ends the run.
+
+    ARRIVALS: what is left to arrive when all programs are done: "stored" elements, "reduced" ones (all_reduce), or
+    "none" (reduce_scatter, whose programs have waited for all that they reduced).
+    """
     if last:
         run = tl.load(table + abi.EPOCH) + 1
-        for peer in range(0, tl.load(table + abi.WORLD).to(tl.int32)):
-            expected = run * _peer_word(table, peer, abi.EXPECTED)
-            _wait(table, _counter(table, peer, abi.ARRIVED_HERE), expected, abi.FAILED_ARRIVAL, peer)
-            expected = run * _peer_word(table, peer, abi.EXPECTED_REDUCED)
-            _wait(table, _counter(table, peer, abi.REDUCED_HERE), expected, abi.FAILED_REDUCED, peer)
+        if ARRIVALS != "none":
+            for peer in range(0, tl.load(table + abi.WORLD).to(tl.int32)):
+                if ARRIVALS == "reduced":
+                    expected = run * _peer_word(table, peer, abi.EXPECTED_REDUCED)
+                    _wait(table, _counter(table, peer, abi.REDUCED_HERE), expected, abi.FAILED_REDUCED, peer)
+                else:
+                    expected = run * _peer_word(table, peer, abi.EXPECTED)
+                    _wait(table, _counter(table, peer, abi.ARRIVED_HERE), expected, abi.FAILED_ARRIVAL, peer)
         programs = tl.num_programs(0).to(tl.int64) * tl.num_programs(1) * tl.num_programs(2)
         if _is_live(table):
             tl.store(table + abi.EPOCH, run)

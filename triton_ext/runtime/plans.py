@@ -89,6 +89,20 @@ class Plan(PlanArguments):
         self._state.free()
 
 
+class MemoryRegion(NamedTuple):
+    """A part of one rank's symmetric memory. words, per_run: names of its 8-byte words, and by how much a run grows
+    them, where it consists of words.
+    """
+
+    name: str
+    address: int
+    nbytes: int
+    unit_bytes: int
+    shape: tuple[int, ...] = ()
+    words: dict[int, str] = {}  # noqa: RUF012
+    per_run: dict[int, int] = {}  # noqa: RUF012
+
+
 @dataclass(eq=False)
 class _State:
     """The host's side of a plan."""
@@ -100,6 +114,8 @@ class _State:
     dtype: torch.dtype
     memory: SymmetricMemory | None
     result_offset: int
+    stage_offset: int
+    wire_bytes: int
     peers: Peers
     watch: Watch
     split_dim: int = 0
@@ -121,9 +137,35 @@ class _State:
             raise PlanError(f"this {self.collective} plan was freed: its result is gone")
         if self.word(abi.EPOCH) == 0:
             raise PlanError(f"this {self.collective} plan has not run yet: launch a kernel with it first")
+        return self.view_of_result()
+
+    def view_of_result(self) -> torch.Tensor:
+        """The result's memory, whether or not a run has filled it."""
+        assert self.memory is not None
         shape = self.layout.result_shapes[self.group.rank]
         nbytes = prod(shape) * self.dtype.itemsize
         return self.memory.local[self.result_offset :][:nbytes].view(self.dtype).view(shape)
+
+    def regions(self) -> list[MemoryRegion]:
+        """This rank's signals, result and staging area: everything that a peer may write."""
+        assert self.memory is not None
+        me, base = self.group.rank, self.memory.addresses[self.group.rank]
+        words, per_run = {}, {}
+        for peer in range(self.layout.world):
+            route = self.layout.routes[peer][me]
+            growth = (1, route.expected, route.expected_reduced)
+            for number, name in enumerate(_SIGNALS):
+                word = (peer * len(_SIGNALS) + number) * _LINE // 8
+                words[word] = f"{name} of rank {peer}"
+                if number < len(growth):
+                    per_run[word] = growth[number]
+        shape = self.layout.result_shapes[me]
+        size, stage = self.dtype.itemsize, self.layout.stage_elements
+        return [
+            MemoryRegion("signals", base, self.layout.world * len(_SIGNALS) * _LINE, 8, (), words, per_run),
+            MemoryRegion("result", base + self.result_offset, prod(shape) * size, size, shape),
+            MemoryRegion("staging area", base + self.stage_offset, stage * self.wire_bytes, max(self.wire_bytes, 1)),
+        ]
 
     def look(self) -> None:
         """Fail a run that waits for a rank that is gone: nothing more will come from it. Called by the watch."""
@@ -375,7 +417,18 @@ def _build(
     peers = Peers(group.exchange(os.getpid()))
     plan = Plan(table, tl.constexpr(spec.encode()))
     plan._state = _State(
-        spec.collective, group, where, table, dtype, memory, result_offset, peers, watch, spec.split_dim
+        spec.collective,
+        group,
+        where,
+        table,
+        dtype,
+        memory,
+        result_offset,
+        stage_offset,
+        wire.itemsize,
+        peers,
+        watch,
+        spec.split_dim,
     )
     _live.add(plan._state)
     watch.add(plan._state)
