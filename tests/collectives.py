@@ -61,6 +61,8 @@ def make_plan(collective, shape, dtype, rank, world, split_dim=0, concat_dim=0, 
         return tx.reduce_scatter(shape, dtype, split_dim=split_dim, **options)
     if collective == "put":
         return tx.put(shape, dtype, dst=(rank + 1) % world, **options)
+    if collective == "broadcast":
+        return tx.broadcast(shape, dtype, root=options.pop("root", 0), **options)
     return getattr(tx, collective)(shape, dtype, **options)
 
 

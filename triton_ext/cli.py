@@ -58,6 +58,42 @@ def compile(
 
 
 @app.command()
+def simulate(
+    kernel: Annotated[str, typer.Argument(metavar="FILE:KERNEL", help="A Python file and a @triton.jit kernel in it.")],
+    world: Annotated[int, typer.Option(help="Number of ranks.", min=1)] = 4,
+    seeds: Annotated[int, typer.Option(help="Number of interleavings.", min=1)] = 100,
+    seed: Annotated[int | None, typer.Option(help="One interleaving only: the one that a finding names.")] = None,
+    runs: Annotated[int, typer.Option(help="Launches in a row.", min=1)] = 2,
+    resident: Annotated[
+        int | None, typer.Option(help="Programs of a rank under way at once; default: 1, 2 or all.", min=1)
+    ] = None,
+    partial: Annotated[bool, typer.Option(help="The kernel means to leave elements of the result unwritten.")] = False,
+) -> None:
+    """Run a kernel's lowered IR for several ranks with many interleavings, and report races, stale reads, deadlocks.
+
+    The file's SIMULATIONS give the arguments: {"kernel": function}, and function(rank, world) returns the kernel's
+    arguments on one rank by name, plans among them, and "grid".
+    """
+    from .simulator import simulate as run
+
+    try:
+        module, function = _load(kernel)
+        simulations = getattr(module, "SIMULATIONS", {})
+        if function.__name__ not in simulations:
+            raise TritonExtError(
+                f"{kernel}: the file's SIMULATIONS have no entry {function.__name__!r}; add a function(rank, world) that "
+                "returns the kernel's arguments by name, plans among them, and its grid"
+            )
+        arguments = simulations[function.__name__]
+        chosen = seeds if seed is None else [seed]
+        print(run(function, world, lambda rank: arguments(rank, world), seeds=chosen, runs=runs, resident=resident,
+                  partial=partial))  # fmt: skip
+    except (TritonExtError, CompilationError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+
+
+@app.command()
 def env() -> None:
     """What this installation consists of, and what it can run on."""
     from importlib.metadata import PackageNotFoundError, version

@@ -68,10 +68,12 @@ def test_insert_sync_waits_before_the_store_and_releases_behind_it(lowered):
     """)
 
 
-def test_insert_sync_of_an_all_reduce_waits_only_behind_its_own_stores(lowered):
+def test_insert_sync_of_an_all_reduce_announces_nothing_and_waits_only_behind_its_own_stores(lowered):
     body = calls_of(lowered(kernel("all_reduce"), verify, order_tiles, lower_epilogue, insert_sync))
-    assert body[4:] == lines("""
-        wait_ready(%arg0, %1#0, %1#1)
+    assert body == lines("""
+        %0 = take_ticket(%arg0)
+        check_grid(%arg0, %0)
+        %1:2 = tile_of_ticket(%arg0, %0)
         check_tile(%arg0, %1#0, %1#0)
         store_partial(%arg0, %1#0, %1#1, %arg1, %true)
         arrive(%arg0, %1#0, %1#1)

@@ -336,14 +336,17 @@ class TestMisuse:
 
 
 class TestFaults:
-    def test_a_rank_that_skips_the_kernel(self, monkeypatch):
+    @pytest.mark.parametrize(
+        "collective, lacks", [("all_to_all", "to begin this run"), ("all_reduce", "to deliver its values")]
+    )
+    def test_a_rank_that_skips_the_kernel(self, collective, lacks, monkeypatch):
         monkeypatch.setenv("TRITON_EXT_TIMEOUT_S", "0.5")
 
         def rank_main(rank):
-            plan = tx.all_reduce((8, 8), torch.float32)
+            plan = make_plan(collective, (8, 8), torch.float32, rank, 2)
             if rank == 0:
                 start = time.monotonic()
-                with pytest.raises(tx.errors.CollectiveTimeout, match=r"waited 0\.5 s for rank 1 to begin this run"):
+                with pytest.raises(tx.errors.CollectiveTimeout, match=rf"waited 0\.5 s for rank 1 {lacks}"):
                     launch(plan, torch.ones(8, 8))
                 assert time.monotonic() - start < 5
                 with pytest.raises(tx.errors.CollectiveTimeout):

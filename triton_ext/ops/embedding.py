@@ -67,6 +67,25 @@ SIGNATURES = {
 }
 
 
+def simulated(rank: int, world: int) -> dict[str, Any]:
+    """Arguments of the kernel on one virtual rank: small, bags of 0 to 3 look-ups, one more table on odd ranks."""
+    tables, samples, dim, rows = 2 + rank % 2, 11, 12, 7
+    generator = torch.Generator().manual_seed(rank)
+    weight = torch.randn(tables * rows, dim, generator=generator)
+    counts = torch.randint(0, 4, (tables * samples,), generator=generator)
+    offsets = (counts.cumsum(0) - counts).view(tables, samples)
+    indices = torch.randint(0, rows, (int(counts.sum()),), generator=generator)
+    plan = all_to_all((samples, tables, dim), weight.dtype, split_dim=0, concat_dim=1)
+    tensors = {"weight": weight, "table_starts": torch.arange(tables) * rows, "indices": indices, "offsets": offsets}
+    sizes = {"B": samples, "T": tables, "D": dim, "n_indices": indices.numel(), "stride_w": weight.stride(0)}
+    constants = {"MEAN": False, "BB": 4, "BD": 16}
+    return {**tensors, "pooled": plan, **sizes, **constants, "grid": plan.grid(4, 1, 16)}
+
+
+#: For `triton-ext simulate`.
+SIMULATIONS = {"embedding_all_to_all_kernel": simulated}
+
+
 def configuration(dim: int, device: torch.device) -> dict[str, int]:
     """The block of pooled_tile: samples and columns."""
     return {

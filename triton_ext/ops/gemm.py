@@ -56,6 +56,21 @@ SIGNATURES = {
 }
 
 
+def simulated(rank: int, world: int) -> dict[str, Any]:
+    """Arguments of the kernel on one virtual rank: small, and no size a multiple of a block."""
+    m, k, n = 19, 20, 21
+    generator = torch.Generator().manual_seed(rank)
+    a, b = torch.randn(m, k, generator=generator), torch.randn(k, n, generator=generator)
+    plan = all_to_all((m, n), a.dtype)
+    sizes = dict(zip(("M", "N", "K"), (m, n, k), strict=True))
+    strides = dict(zip(("stride_am", "stride_ak", "stride_bk", "stride_bn"), (*a.stride(), *b.stride()), strict=True))
+    return {"a": a, "b": b, "c": plan, **sizes, **strides, "BM": 8, "BN": 16, "BK": 16, "grid": plan.grid(8, 16)}
+
+
+#: For `triton-ext simulate`.
+SIMULATIONS = {"gemm_all_to_all_kernel": simulated}
+
+
 def configuration(m: int, n: int, device: torch.device) -> dict[str, int]:
     """The blocks of product_tile for a product of m x n."""
     if device.type != "cpu":

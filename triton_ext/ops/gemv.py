@@ -72,6 +72,22 @@ SIGNATURES = {
 }
 
 
+def simulated(rank: int, world: int) -> dict[str, Any]:
+    """Arguments of the kernel on one virtual rank: small, and no size a multiple of a block."""
+    batch, k, n = 3, 20, 37
+    generator = torch.Generator().manual_seed(rank)
+    x, w = torch.randn(batch, k, generator=generator), torch.randn(n, k, generator=generator)
+    plan = all_reduce((batch, n), x.dtype)
+    sizes = dict(zip(("B", "N", "K"), (batch, n, k), strict=True))
+    strides = dict(zip(("stride_xb", "stride_xk", "stride_wn", "stride_wk"), (*x.stride(), *w.stride()), strict=True))
+    constants = {"BB": 2, "BN": 8, "BK": 16, "DOT": False}
+    return {"x": x, "w": w, "y": plan, **sizes, **strides, **constants, "grid": plan.grid(2, 8)}
+
+
+#: For `triton-ext simulate`.
+SIMULATIONS = {"gemv_all_reduce_kernel": simulated}
+
+
 def configuration(batch: int, device: torch.device) -> dict[str, int | bool]:
     """The constants of linear_tile: the block's shape, and whether its product is a tl.dot."""
     bb = triton.next_power_of_2(batch)

@@ -18,7 +18,8 @@ def run(kernel: Kernel) -> None:
     for plan, op in tickets.items():
         table, ticket = tensor(op.get_operand(0)), tensor(op.get_result(0))
         kernel.after(op)
-        kernel.call(protocol.announce_ready, table, ticket)
+        if collectives.get(plan) != "all_reduce":  # whose end means that every rank has read what it was sent
+            kernel.call(protocol.announce_ready, table, ticket)
         if plan in with_tiles:
             kernel.call(protocol.check_grid, table, ticket, block_shape(specs[plan]))
 
@@ -28,16 +29,17 @@ def run(kernel: Kernel) -> None:
         spec = spec_of(store)
         split_dim = tl.constexpr(spec.split_dim if spec.splits else -1)
         tile = (tensor(store.get_operand(0)), coordinates(store), block_shape(spec), split_dim)
+        to_all = spec.collective == "all_reduce"
         kernel.after(store)
-        kernel.call(protocol.wait_ready, *tile)
+        if not to_all:
+            kernel.call(protocol.wait_ready, *tile)
         kernel.after(send)
         kernel.call(protocol.arrive, *tile)
         if spec.reduces:
-            to_all = spec.collective == "all_reduce"
-            kernel.call(protocol.wait_partials, *tile, tl.constexpr(to_all))
-            if to_all:
-                kernel.after(next(reduces))
-                kernel.call(protocol.arrive_reduced, *tile)
+            kernel.call(protocol.wait_partials, *tile)
+        if to_all:
+            kernel.after(next(reduces))
+            kernel.call(protocol.arrive_reduced, *tile)
 
     kernel.at_end()
     for plan, op in tickets.items():

@@ -328,21 +328,13 @@ def store_partial(table, coords, value, mask, BLOCK, SPLIT_DIM: tl.constexpr, AL
 
 @triton.jit
 def _wait_partials(table):
-    """All that the other ranks computed for this rank in this run has arrived."""
+    """All that the other ranks computed for this rank in this run has arrived: so they have begun it, too."""
     rank = tl.load(table + abi.RANK).to(tl.int32)
     run = tl.load(table + abi.EPOCH) + 1
     for peer in range(0, tl.load(table + abi.WORLD).to(tl.int32)):
         if peer != rank:
             expected = run * _peer_word(table, peer, abi.EXPECTED)
             _wait(table, _counter(table, peer, abi.ARRIVED_HERE), expected, abi.FAILED_ARRIVAL, peer)
-
-
-@triton.jit
-def _wait_all_ready(table):
-    """All ranks have begun this run."""
-    run = tl.load(table + abi.EPOCH) + 1
-    for peer in range(0, tl.load(table + abi.WORLD).to(tl.int32)):
-        _wait(table, _counter(table, peer, abi.READY_HERE), run, abi.FAILED_READY, peer)
 
 
 @triton.jit
@@ -361,12 +353,10 @@ def _store_sum(table, indices, own, total, BLOCK, ALIGNMENT: tl.constexpr, TO_AL
 
 
 @triton.jit
-def wait_partials(table, coords, BLOCK, SPLIT_DIM: tl.constexpr, TO_ALL: tl.constexpr):
-    """Before a tile that is this rank's alone is reduced: all partial values are here, and all peers ready for it."""
+def wait_partials(table, coords, BLOCK, SPLIT_DIM: tl.constexpr):
+    """Before a tile that is this rank's alone is reduced: all partial values are here."""
     if _is_own(table, coords, BLOCK, SPLIT_DIM):
         _wait_partials(table)
-        if TO_ALL:
-            _wait_all_ready(table)
 
 
 @triton.jit
@@ -435,8 +425,6 @@ def reduce_shared(table, last, BLOCK, SPLIT_DIM: tl.constexpr, ALIGNMENT: tl.con
         first = (own_begin // SIZE).to(tl.int32)
         final = ((own_end - 1) // SIZE).to(tl.int32)
         _wait_partials(table)
-        if TO_ALL:
-            _wait_all_ready(table)
         for outer in range(first, final + 1, tl.maximum(final - first, 1)):
             begin = tl.cast(outer, tl.int64) * SIZE
             if (begin < own_begin) | (tl.minimum(begin + SIZE, size) > own_end):

@@ -153,11 +153,11 @@ class _State:
         words, per_run = {}, {}
         for peer in range(self.layout.world):
             route = self.layout.routes[peer][me]
-            growth = (1, route.expected, route.expected_reduced)
+            growth = (int(self._announces_ready), route.expected, route.expected_reduced)
             for number, name in enumerate(_SIGNALS):
                 word = (peer * len(_SIGNALS) + number) * _LINE // 8
                 words[word] = f"{name} of rank {peer}"
-                if number < len(growth):
+                if number < len(growth) and (growth[number] or peer != me):  # nobody waits for the others
                     per_run[word] = growth[number]
         shape = self.layout.result_shapes[me]
         size, stage = self.dtype.itemsize, self.layout.stage_elements
@@ -178,6 +178,11 @@ class _State:
             self.words[abi.REPORT : abi.REPORT + 5] = [-1, lacking[0], epoch, 0, 0]
             self.words[abi.STATUS] = abi.FAILED_HOST
 
+    @property
+    def _announces_ready(self) -> bool:
+        """Whether ranks say that they have begun a run. The end of an all_reduce says that, for the next one."""
+        return self.collective != "all_reduce"
+
     def _is_running(self) -> bool:
         return self.words is not None and self.words[abi.TICKETS] != self.words[abi.BASE]
 
@@ -194,7 +199,8 @@ class _State:
         run = self.word(abi.EPOCH) + 1
         ready, arrived, reduced, _ = (int(word) for word in self.signals[rank])
         route = self.layout.routes[rank][self.group.rank]
-        return ready < run or arrived < run * route.expected or reduced < run * route.expected_reduced
+        unready = self._announces_ready and ready < run
+        return unready or arrived < run * route.expected or reduced < run * route.expected_reduced
 
     def check(self) -> None:
         """Raise what went wrong in a run, or after free()."""

@@ -100,6 +100,7 @@ class Machine:
                     if self.steps > _STEPS:
                         self.fail("livelock", None, None, f"no end after {_STEPS} steps")
                     self._do(self.schedule.choose(actions))
+                self._check_counts()
         except Found as found:
             return found.finding
         return None
@@ -182,6 +183,17 @@ class Machine:
                 f"rank {rank.index} ended run {epoch} with {name}: program {program}, peer {peer}, expected {expected}, "
                 f"seen {seen}",
             )  # fmt: skip
+
+    def _check_counts(self) -> None:
+        """When all runs are over, every counter is where the next run expects it."""
+        for region in self.memory.regions:
+            for unit, growth in region.place.per_run.items():
+                seen, expected = int(region.view(np.dtype(np.int64))[unit]), growth * self.runs
+                if seen != expected:
+                    self.fail(
+                        "miscount", None, None,
+                        f"after {self.runs} runs {region.describe(unit)} is {seen}, not {expected}",
+                    )  # fmt: skip
 
     def _consume(self, rank: _Rank, region: Region, host: int) -> None:
         units = np.arange(len(region.writer))
