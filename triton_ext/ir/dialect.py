@@ -13,10 +13,13 @@ from typing import ClassVar, Self
 
 from xdsl.dialects import arith, math, scf
 from xdsl.dialects.builtin import (
+    AnyFloat,
     BFloat16Type,
     Float16Type,
     Float32Type,
     Float64Type,
+    Float8E4M3FNType,
+    Float8E5M2Type,
     FloatAttr,
     FunctionType,
     IndexType,
@@ -736,7 +739,7 @@ class ConstantOp(IRDLOperation):
             literal = parser.parse_number(allow_boolean=True)
             type_ = parser.parse_type() if parser.parse_optional_punctuation(":") else i1
         element = type_.element_type if isinstance(type_, TensorType) else type_
-        if isinstance(element, (BFloat16Type, Float16Type, Float32Type, Float64Type)):
+        if isinstance(element, AnyFloat):
             number = float(literal) if isinstance(literal, float) else _from_bits(int(literal), element)
             attributes["value"] = FloatAttr(number, element)
         else:
@@ -746,6 +749,8 @@ class ConstantOp(IRDLOperation):
 
 
 def _from_bits(bits: int, type_: Attribute) -> float:
+    if isinstance(type_, Float8E5M2Type | Float8E4M3FNType):
+        return float(next(iter(type_.unpack(bytes([bits]), 1))))
     if isinstance(type_, BFloat16Type):
         return float(struct.unpack("<f", (bits << 16).to_bytes(4, "little"))[0])
     codes: dict[type[Attribute], tuple[str, int]] = {

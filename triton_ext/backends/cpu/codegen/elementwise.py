@@ -7,9 +7,9 @@ from typing import cast
 
 from llvmlite import ir
 from xdsl.dialects.builtin import StringAttr
-from xdsl.ir import Operation
+from xdsl.ir import Attribute, Operation
 
-from triton_ext.backends.cpu.codegen import mathlib
+from triton_ext.backends.cpu.codegen import float8, mathlib
 from triton_ext.backends.cpu.codegen.emit import Emitter
 from triton_ext.backends.cpu.codegen.lltypes import (
     BF16,
@@ -17,6 +17,7 @@ from triton_ext.backends.cpu.codegen.lltypes import (
     F32,
     F64,
     I1,
+    I8,
     I32,
     I64,
     PTR,
@@ -24,6 +25,7 @@ from triton_ext.backends.cpu.codegen.lltypes import (
     is_float,
     lane_type,
     scalar_of,
+    size_bytes,
     with_lanes_of,
 )
 from triton_ext.errors import CompileError
@@ -37,7 +39,24 @@ _LOWERINGS: dict[str, Lowering] = {}
 
 def lower(emit: Emitter, op: Operation, values: Values) -> ir.Value:
     """Emit `op` on operands that are all scalars or all vectors of one width."""
-    return _LOWERINGS[op.name](emit, op, values)
+    if op.name in _MOVES:
+        return _LOWERINGS[op.name](emit, op, values)
+    values = [decoded(emit, value, element_of(v.type)) for value, v in zip(values, op.operands, strict=True)]
+    result = _LOWERINGS[op.name](emit, op, values)
+    format_ = float8.format_of(element_of(op.results[0].type))
+    if format_ is None or scalar_of(result.type) == I8:
+        return result
+    return float8.encode(emit, result, format_)
+
+
+_MOVES = {"arith.select", "arith.bitcast", "tt.bitcast"}
+"""Operations that look at no element."""
+
+
+def decoded(emit: Emitter, value: ir.Value, element: Attribute) -> ir.Value:
+    """A value to compute with: of a type that the processor has."""
+    format_ = float8.format_of(element)
+    return value if format_ is None else float8.decode(emit, value, format_)
 
 
 def is_elementwise(op: Operation) -> bool:
@@ -67,8 +86,10 @@ def _define(*names: str) -> Callable[[Lowering], Lowering]:
 
 
 def _result_type(op: Operation, values: Values) -> ir.Type:
+    """The type of the result, or of what is encoded as the result."""
     element = element_of(op.results[0].type)
-    return with_lanes_of(lane_type(element), values[0].type)
+    computed = F32 if float8.format_of(element) and op.name not in _MOVES else lane_type(element)
+    return with_lanes_of(computed, values[0].type)
 
 
 # -- integer and float arithmetic -----------------------------------------------------------------------------
@@ -245,9 +266,24 @@ def _cast(emit: Emitter, op: Operation, values: Values) -> ir.Value:
 @_define("arith.extf", "arith.truncf", "tt.fp_to_fp")
 def _convert_float(emit: Emitter, op: Operation, values: Values) -> ir.Value:
     rounding = op.attributes.get("rounding") or op.attributes.get("roundingmode")
-    if isinstance(rounding, StringAttr) and rounding.data not in ("rtne", "to_nearest_even"):
+    toward_zero = isinstance(rounding, StringAttr) and rounding.data in ("rtz", "toward_zero")
+    if isinstance(rounding, StringAttr) and not toward_zero and rounding.data not in ("rtne", "to_nearest_even"):
         raise CompileError(f"{source_line(op)}: the CPU backend does not round '{rounding.data}' in {op.name}")
-    return to_float(emit, values[0], scalar_of(_result_type(op, values)))
+    value, format_ = values[0], float8.format_of(element_of(op.results[0].type))
+    if format_ is not None:
+        single = _to_odd(emit, value) if scalar_of(value.type) == F64 else to_float(emit, value, F32)
+        return float8.encode(emit, single, format_, toward_zero=toward_zero)
+    result = to_float(emit, value, scalar_of(_result_type(op, values)))
+    return _stepped_back(emit, result, value) if toward_zero else result
+
+
+def _stepped_back(emit: Emitter, rounded: ir.Value, value: ir.Value) -> ir.Value:
+    """`value` rounded towards zero, given it rounded to nearest in a narrower type."""
+    builder, element = emit.builder, scalar_of(rounded.type)
+    bits = with_lanes_of(ir.IntType(8 * size_bytes(element)), rounded.type)
+    sizes = [_call_intrinsic(emit, "fabs", [x]) for x in (to_float(emit, rounded, scalar_of(value.type)), value)]
+    too_far = builder.zext(builder.fcmp_ordered(">", *sizes), bits)
+    return builder.bitcast(builder.sub(builder.bitcast(rounded, bits), too_far), rounded.type)
 
 
 def to_float(emit: Emitter, value: ir.Value, element: ir.Type) -> ir.Value:

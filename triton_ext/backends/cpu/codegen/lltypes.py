@@ -11,6 +11,8 @@ from xdsl.dialects.builtin import (
     Float16Type,
     Float32Type,
     Float64Type,
+    Float8E4M3FNType,
+    Float8E5M2Type,
     IndexType,
     IntegerType,
     TensorType,
@@ -64,6 +66,8 @@ def register_type(type_: Attribute) -> ir.Type:
     for known, llvm in _FLOATS.items():
         if isinstance(type_, known):
             return llvm
+    if isinstance(type_, Float8E5M2Type | Float8E4M3FNType):
+        return I8
     raise CompileError(f"the CPU backend has no element type {type_}")
 
 

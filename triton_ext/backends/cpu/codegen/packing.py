@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from llvmlite import ir
 from xdsl.ir import Attribute
 
+from triton_ext.backends.cpu.codegen import elementwise
 from triton_ext.backends.cpu.codegen.emit import Emitter
 from triton_ext.backends.cpu.codegen.lltypes import I32, is_float, scalar_of, size_bytes, with_lanes_of
 from triton_ext.backends.cpu.codegen.nest import At, Lanes, Nest, Point
@@ -28,7 +29,8 @@ class Converted(View):
         return iter(((self.source, dims),))
 
     def emit(self, nest: Nest, point: Point) -> ir.Value:
-        return _widen(nest.emit, nest.value(self.source, point), self.lane)
+        value = elementwise.decoded(nest.emit, nest.value(self.source, point), self.source.element)
+        return _widen(nest.emit, value, self.lane)
 
 
 def converted(tile: Tile, element: Attribute) -> Tile:
