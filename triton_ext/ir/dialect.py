@@ -15,11 +15,12 @@ from xdsl.dialects import arith, math, scf
 from xdsl.dialects.builtin import (
     AnyFloat,
     BFloat16Type,
+    DenseArrayBase,
+    Float8E4M3FNType,
+    Float8E5M2Type,
     Float16Type,
     Float32Type,
     Float64Type,
-    Float8E4M3FNType,
-    Float8E5M2Type,
     FloatAttr,
     FunctionType,
     IndexType,
@@ -250,6 +251,37 @@ class SplitOp(_Cast):
     rhs = result_def()
 
 
+@irdl_op_definition
+class InlineAsmOp(_Cast):
+    """`tt.elementwise_inline_asm "text" {attrs} %a, ... : T, ... -> R, ...`"""
+
+    name = "tt.elementwise_inline_asm"
+    args = var_operand_def()
+    res = var_result_def()
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        attributes: dict[str, Attribute] = {"asm_string": StringAttr(parser.parse_str_literal())}
+        attributes |= _attributes(parser)
+        operands = _operands(parser)
+        parser.parse_punctuation(":")
+        if operands:
+            _types(parser)
+        parser.parse_punctuation("->")
+        return cls.create(operands=operands, result_types=_types(parser), attributes=attributes)
+
+
+@irdl_op_definition
+class MapElementwiseOp(IRDLOperation):
+    """Runs its region, of scalars, for every `pack` elements of tensors of one shape."""
+
+    name = "tt.map_elementwise"
+    srcs = var_operand_def()
+    pack = prop_def(IntegerAttr)
+    scalar_op = region_def()
+    res = var_result_def()
+
+
 class _SameType(IRDLOperation):
     """`op %a, %b, ... [, propagateNan = none] {attrs} : T`: every operand and the result are of type T."""
 
@@ -355,6 +387,14 @@ class StoreOp(IRDLOperation):
         return cls.create(operands=operands, attributes=attributes)
 
 
+def _order_and_scope(parser: Parser) -> dict[str, Attribute]:
+    attributes: dict[str, Attribute] = {}
+    for key in ("sem", "scope"):
+        attributes[key] = _keyword(parser)
+        parser.parse_punctuation(",")
+    return attributes
+
+
 class _Atomic(IRDLOperation):
     """`op [kind,] sem, scope, %ptr, ... {attrs} : (T...) -> R`; memory order and scope become attributes."""
 
@@ -365,9 +405,10 @@ class _Atomic(IRDLOperation):
     @classmethod
     def parse(cls, parser: Parser) -> Self:
         attributes: dict[str, Attribute] = {}
-        for key in (("atomic_rmw_op",) if cls.HAS_KIND else ()) + ("sem", "scope"):
-            attributes[key] = _keyword(parser)
+        if cls.HAS_KIND:
+            attributes["atomic_rmw_op"] = _keyword(parser)
             parser.parse_punctuation(",")
+        attributes |= _order_and_scope(parser)
         operands = _operands(parser)
         attributes |= _attributes(parser)
         parser.parse_punctuation(":")
@@ -393,6 +434,58 @@ class AtomicCASOp(_Atomic):
     cmp = operand_def()
     val = operand_def()
     result = result_def()
+
+
+@irdl_op_definition
+class AtomicLoadOp(_Atomic):
+    name = "tt.atomic_load"
+    ptr = operand_def()
+    mask = opt_operand_def()
+    result = result_def()
+
+
+@irdl_op_definition
+class AtomicStoreOp(IRDLOperation):
+    name = "tt.atomic_store"
+    sem = attr_def(StringAttr)
+    scope = attr_def(StringAttr)
+    ptr = operand_def()
+    val = operand_def()
+    mask = opt_operand_def()
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        attributes = _order_and_scope(parser)
+        operands = _operands(parser)
+        attributes |= _attributes(parser)
+        parser.parse_punctuation(":")
+        _types(parser)
+        return cls.create(operands=operands, attributes=attributes)
+
+
+@irdl_op_definition
+class AtomicPollOp(IRDLOperation):
+    """Waits until memory holds `expected`, at most `timeout` nanoseconds; whether it came to that."""
+
+    name = "tt.atomic_poll"
+    sem = attr_def(StringAttr)
+    scope = attr_def(StringAttr)
+    ptr = operand_def()
+    expected = operand_def()
+    timeout = opt_operand_def()
+    result = result_def()
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        attributes = _order_and_scope(parser)
+        operands = _operands(parser)
+        if parser.parse_optional_keyword("timeout"):
+            operands.append(_operand(parser))
+        attributes |= _attributes(parser)
+        parser.parse_punctuation(":")
+        _types(parser)
+        parser.parse_punctuation("->")
+        return cls.create(operands=operands, result_types=[parser.parse_type()], attributes=attributes)
 
 
 @irdl_op_definition
@@ -493,6 +586,46 @@ class DotOp(IRDLOperation):
 
 
 @irdl_op_definition
+class DotScaledOp(IRDLOperation):
+    """`d = (a * a_scale) @ (b * b_scale) + c`, where a scale belongs to a run of elements along the depth."""
+
+    name = "tt.dot_scaled"
+    a = operand_def()
+    b = operand_def()
+    c = operand_def()
+    a_scale = opt_operand_def()
+    b_scale = opt_operand_def()
+    a_elem_type = attr_def(StringAttr)
+    b_elem_type = attr_def(StringAttr)
+    lhs_k_pack = opt_attr_def(IntegerAttr)
+    rhs_k_pack = opt_attr_def(IntegerAttr)
+    result = result_def()
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        factors: list[SSAValue] = []
+        scales: list[list[SSAValue]] = []
+        for _ in range(2):
+            factors.append(_operand(parser))
+            scales.append([_operand(parser)] if parser.parse_optional_keyword("scale") else [])
+            parser.parse_punctuation(",")
+        operands = [*([factor] for factor in factors), [_operand(parser)], *scales]
+        attributes: dict[str, Attribute] = {}
+        for keyword, key in (("lhs", "a_elem_type"), ("rhs", "b_elem_type")):
+            parser.parse_keyword(keyword)
+            parser.parse_punctuation("=")
+            attributes[key] = _keyword(parser)
+        attributes |= _attributes(parser)
+        parser.parse_punctuation(":")
+        _types(parser)
+        parser.parse_characters("*")
+        _types(parser)
+        parser.parse_punctuation("->")
+        return cls.build(operands=operands, result_types=[parser.parse_type()], attributes=attributes)
+
+
+@irdl_op_definition
 class ReduceOp(IRDLOperation):
     name = "tt.reduce"
     srcs = var_operand_def()
@@ -539,6 +672,11 @@ class ScanReturnOp(_Return):
 
 
 @irdl_op_definition
+class MapElementwiseReturnOp(_Return):
+    name = "tt.map_elementwise.return"
+
+
+@irdl_op_definition
 class ReturnOp(_Return):
     name = "tt.return"
 
@@ -547,6 +685,8 @@ class ReturnOp(_Return):
 class PrintOp(IRDLOperation):
     name = "tt.print"
     prefix = attr_def(StringAttr)
+    hex = opt_attr_def(IntegerAttr)
+    isSigned = opt_attr_def(DenseArrayBase)
     args = var_operand_def()
 
     @classmethod

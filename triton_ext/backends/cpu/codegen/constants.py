@@ -16,7 +16,7 @@ def scalar_constant(op: ConstantOp) -> ir.Constant:
     assert isinstance(attribute, IntegerAttr | FloatAttr)
     value = attribute.value.data
     if float8.format_of(attribute.type):
-        return ir.Constant(type_, attribute.type.pack([value])[0])  # type: ignore[union-attr,list-item]
+        return ir.Constant(type_, attribute.type.pack([value])[0])
     if is_float(type_):
         return ir.Constant(type_, float(value))
     return ir.Constant(type_, int(value) & 1 if type_.width == 1 else int(value))

@@ -47,14 +47,17 @@ def _widen(emit: Emitter, value: ir.Value, element: ir.Type) -> ir.Value:
 
 
 def panels(scheduler: Scheduler, tile: Tile, width: int) -> Buffer:
-    """A tile of [depth, columns] as panels of [depth, width], one behind the other; computed in one pass."""
-    depth, columns = tile.shape
-    shape = (depth, columns // width, width)
+    """A tile of [depth, columns] as panels of [depth, width], one behind the other; computed in one pass.
+
+    The panels of a batch of such tiles lie one tile behind the other.
+    """
+    *batch, depth, columns = tile.shape
+    shape = (*batch, depth, columns // width, width)
     memory = scheduler.arena.allocate(shape, size_bytes(tile.lane))
-    buffer = Buffer(memory, shape, tile.element, order=(1, 0, 2))
+    buffer = Buffer(memory, shape, tile.element, order=(0, 2, 1, 3) if batch else (1, 0, 2))
     plan = scheduler.plan(tile.shape, [tile])
     lanes = min(depth, width, scheduler.emit.lanes * 4 // size_bytes(tile.lane))
-    if plan.vector_dim == 0 and not plan.captures and lanes >= _NARROWEST:
+    if not batch and plan.vector_dim == 0 and not plan.captures and lanes >= _NARROWEST:
         _write_transposed(plan, tile, buffer, lanes)
     else:
         # Row by row, as the tile lies in memory, rather than panel by panel.
