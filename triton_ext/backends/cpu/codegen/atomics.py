@@ -9,8 +9,12 @@ from llvmlite import ir
 from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import Operation, SSAValue
 
+from triton_ext.backends.cpu.codegen import elementwise
 from triton_ext.backends.cpu.codegen.emit import Emitter
 from triton_ext.backends.cpu.codegen.lltypes import (
+    BF16,
+    F32,
+    I16,
     I64,
     PTR,
     element_of,
@@ -47,9 +51,35 @@ def lower_rmw(lowering: FunctionLowering, op: Operation) -> None:
         raise CompileError(f"{source_line(op)}: the CPU backend does not support tt.atomic_rmw {kind}")
 
     def perform(pointer: ir.Value, values: list[ir.Value]) -> ir.Value:
+        if values[0].type == BF16 and kind == "fadd":
+            return _add_bfloat(lowering.emit, pointer, values[0], _order(op))
         return lowering.emit.builder.atomic_rmw(_RMW[kind], pointer, values[0], _order(op))
 
     _each_element(lowering, op, op.ptr, [op.val], op.mask, perform)
+
+
+def _add_bfloat(emit: Emitter, pointer: ir.Value, value: ir.Value, order: str) -> ir.Value:
+    """No processor adds bfloat16 in memory: compute the sum until nobody else has changed what it is a sum of."""
+    builder = emit.builder
+    wide = elementwise.to_float(emit, value, F32)
+    first = _load(emit, pointer, I16, "monotonic")
+    before = builder.block
+    again, end = emit.block("add.again"), emit.block("add.end")
+    builder.branch(again)
+    builder.position_at_end(again)
+    expected = builder.phi(I16)
+    expected.add_incoming(first, before)
+    total = builder.fadd(elementwise.to_float(emit, builder.bitcast(expected, BF16), F32), wide)
+    bits = builder.bitcast(elementwise.to_float(emit, total, BF16), I16)
+    pair = builder.cmpxchg(pointer, expected, bits, order, _failure_order(order))
+    expected.add_incoming(builder.extract_value(pair, 0), again)
+    builder.cbranch(builder.extract_value(pair, 1), end, again)
+    builder.position_at_end(end)
+    return builder.bitcast(expected, BF16)
+
+
+def _failure_order(order: str) -> str:
+    return "acquire" if order in ("acquire", "acq_rel") else "monotonic"
 
 
 def lower_cas(lowering: FunctionLowering, op: Operation) -> None:
@@ -62,8 +92,7 @@ def lower_cas(lowering: FunctionLowering, op: Operation) -> None:
         if is_float(type_):  # compared as bits
             integer = ir.IntType(8 * size_bytes(type_))
             values = [builder.bitcast(value, integer) for value in values]
-        failure = "acquire" if order in ("acquire", "acq_rel") else "monotonic"
-        pair = builder.cmpxchg(pointer, values[0], values[1], order, failure)
+        pair = builder.cmpxchg(pointer, values[0], values[1], order, _failure_order(order))
         old = builder.extract_value(pair, 0)
         return builder.bitcast(old, type_) if is_float(type_) else old
 

@@ -80,7 +80,7 @@ def _multiply(lowering: FunctionLowering, a: Tile, b: Tile, accumulator: Buffer,
 
     def store(value: ir.Value, place: ir.Value) -> None:
         if half:
-            value = emit.builder.fptrunc(value, with_lanes_of(accumulator.lane, value.type))
+            value = elementwise.to_float(emit, value, accumulator.lane)
         emit.store(value, place)
 
     def matrix(number: Index) -> None:

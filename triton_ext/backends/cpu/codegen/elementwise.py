@@ -18,10 +18,12 @@ from triton_ext.backends.cpu.codegen.lltypes import (
     F64,
     I1,
     I8,
+    I16,
     I32,
     I64,
     PTR,
     element_of,
+    everywhere,
     is_float,
     lane_type,
     scalar_of,
@@ -108,7 +110,10 @@ def _integer(emit: Emitter, op: Operation, values: Values) -> ir.Value:
 
 @_define(*_FLOAT)
 def _float(emit: Emitter, op: Operation, values: Values) -> ir.Value:
-    return getattr(emit.builder, _FLOAT[op.name])(*values, flags=emit.flags)
+    element = scalar_of(values[0].type)
+    # LLVM would call a library to round to bfloat16, or use an instruction that loses subnormals.
+    wide = [to_float(emit, value, F32) for value in values] if element == BF16 else values
+    return to_float(emit, getattr(emit.builder, _FLOAT[op.name])(*wide, flags=emit.flags), element)
 
 
 @_define("tt.precise_divf")
@@ -253,14 +258,43 @@ def _select(emit: Emitter, op: Operation, values: Values) -> ir.Value:
 # -- conversion --------------------------------------------------------------------------------------------
 
 _CASTS = {
-    "arith.extsi": "sext", "arith.extui": "zext", "arith.trunci": "trunc", "arith.sitofp": "sitofp",
-    "arith.uitofp": "uitofp", "arith.fptosi": "fptosi", "arith.fptoui": "fptoui", "arith.bitcast": "bitcast",
+    "arith.extsi": "sext", "arith.extui": "zext", "arith.trunci": "trunc", "arith.fptosi": "fptosi",
+    "arith.fptoui": "fptoui", "arith.bitcast": "bitcast",
 }  # fmt: skip
 
 
 @_define(*_CASTS)
 def _cast(emit: Emitter, op: Operation, values: Values) -> ir.Value:
     return getattr(emit.builder, _CASTS[op.name])(values[0], _result_type(op, values))
+
+
+@_define("arith.sitofp", "arith.uitofp")
+def _from_integer(emit: Emitter, op: Operation, values: Values) -> ir.Value:
+    (value,) = values
+    element = scalar_of(_result_type(op, values))
+    signed = op.name == "arith.sitofp"
+    convert = emit.builder.sitofp if signed else emit.builder.uitofp
+    if element == BF16:
+        if scalar_of(value.type).width > 32:
+            value = _fitting_double(emit, value, signed)
+        return to_float(emit, convert(value, with_lanes_of(F64, value.type)), BF16)
+    # Integers that float32 does not hold are beyond the range of float16.
+    exact = convert(value, with_lanes_of(F32 if element == F16 else element, value.type))
+    return to_float(emit, exact, element)
+
+
+def _fitting_double(emit: Emitter, value: ir.Value, signed: bool) -> ir.Value:
+    """A 64-bit integer that a double holds and that rounds to a short format as `value` does.
+
+    One bit stands for all of the lowest bits of a large integer.
+    """
+    builder, type_ = emit.builder, value.type
+    lowest = (1 << 12) - 1
+    size = emit.intrinsic("abs", type_, [value, ir.Constant(I1, 0)]) if signed else value
+    is_large = builder.icmp_unsigned(">", size, everywhere(type_, 1 << 52))
+    is_inexact = builder.icmp_unsigned("!=", builder.and_(value, everywhere(type_, lowest)), everywhere(type_, 0))
+    sticky = builder.select(is_inexact, everywhere(type_, 1 << 11), everywhere(type_, 0))
+    return builder.select(is_large, builder.or_(builder.and_(value, everywhere(type_, ~lowest)), sticky), value)
 
 
 @_define("arith.extf", "arith.truncf", "tt.fp_to_fp")
@@ -297,7 +331,21 @@ def to_float(emit: Emitter, value: ir.Value, element: ir.Type) -> ir.Value:
         return to_float(emit, _to_odd(emit, value), element)
     if order[source] == order[element]:  # half to bfloat and back
         return to_float(emit, to_float(emit, value, F32), element)
+    if element == BF16:
+        return _to_bfloat(emit, value)
     return (emit.builder.fpext if order[source] < order[element] else emit.builder.fptrunc)(value, target)
+
+
+def _to_bfloat(emit: Emitter, value: ir.Value) -> ir.Value:
+    """The upper half of a float32, rounded to nearest even."""
+    builder, bits = emit.builder, with_lanes_of(I32, value.type)
+    whole = builder.bitcast(value, bits)
+    odd = builder.and_(builder.lshr(whole, everywhere(bits, 16)), everywhere(bits, 1))
+    nearest = builder.add(whole, builder.add(odd, everywhere(bits, 0x7FFF)))
+    quiet = builder.or_(whole, everywhere(bits, 0x400000))
+    result = builder.select(builder.fcmp_unordered("uno", value, value), quiet, nearest)
+    upper = builder.trunc(builder.lshr(result, everywhere(bits, 16)), with_lanes_of(I16, value.type))
+    return builder.bitcast(upper, with_lanes_of(BF16, value.type))
 
 
 def _to_odd(emit: Emitter, value: ir.Value) -> ir.Value:
