@@ -16,7 +16,8 @@ TYPES = [
     (torch.float64, torch.float64, torch.float64), (torch.int8, torch.int8, torch.int32),
 ]  # fmt: skip
 SHAPES = [  # batch, rows, columns, depth
-    (0, 1, 1, 1), (0, 1, 16, 4), (0, 16, 1, 8), (0, 2, 4, 1), (0, 16, 32, 64), (1, 4, 4, 2), (2, 8, 16, 8), (4, 1, 2, 16),
+    (0, 1, 1, 1), (0, 1, 16, 4), (0, 16, 1, 8), (0, 2, 4, 1), (0, 16, 32, 64), (1, 4, 4, 2), (2, 8, 16, 8),
+    (4, 1, 2, 16),
 ]  # fmt: skip
 
 
@@ -142,9 +143,11 @@ def test_scaled(left, right, with_left, with_right, pack):
     scale_a, scale_b = (rng.integers(124, 131, (size, k // group)).astype(np.uint8) for size in (m, n))
     c = integers((m, n), torch.float32, 9)
     out = torch.zeros(m, n)
+    factors = [torch.from_numpy(s) if given else None for s, given in ((scale_a, with_left), (scale_b, with_right))]
+    packs = [pack or kind != "e2m1" for kind in (left, right)]
     scaled_product[(1,)](
-        a, b, torch.from_numpy(scale_a) if with_left else None, torch.from_numpy(scale_b) if with_right else None, c, out,
-        M=m, N=n, K=k, LEFT=left, RIGHT=right, GROUP=group, PACK_A=pack or left != "e2m1", PACK_B=pack or right != "e2m1",
+        a, b, *factors, c, out,
+        M=m, N=n, K=k, LEFT=left, RIGHT=right, GROUP=group, PACK_A=packs[0], PACK_B=packs[1],
     )  # fmt: skip
     if with_left:
         x = x * np.exp2(np.repeat(scale_a, group, 1) - 127.0)
