@@ -71,7 +71,7 @@ def values(dtype, n, seed=0, edges=True):
                 2.0 ** (smallest - mantissa),
                 -3 * 2.0 ** (smallest - mantissa),
             ]
-        raw[: len(special)] = special
+        raw[: len(special)] = special[:n]
     return of(rounded(raw, dtype)[rng.permutation(n)], dtype)
 
 

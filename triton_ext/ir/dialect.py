@@ -77,6 +77,31 @@ class PointerType(ParametrizedAttribute, TypeAttribute):
             printer.print_attribute(self.pointee)
 
 
+class _Hints(ParametrizedAttribute):
+    """`<key = value, ...>`: advice to LLVM's optimiser about a loop, which a reader passes over."""
+
+    @classmethod
+    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
+        def hint() -> None:
+            parser.parse_identifier()
+            parser.parse_punctuation("=")
+            parser.parse_attribute()
+
+        with parser.in_angle_brackets():
+            parser.parse_comma_separated_list(Parser.Delimiter.NONE, hint)
+        return []
+
+
+@irdl_attr_definition
+class LoopLicm(_Hints):
+    name = "llvm.loop_licm"
+
+
+@irdl_attr_definition
+class LoopAnnotation(_Hints):
+    name = "llvm.loop_annotation"
+
+
 def _optional_operand(parser: Parser) -> SSAValue | None:
     """An operand that is already defined."""
     operand = parser.parse_optional_unresolved_operand()
@@ -926,7 +951,7 @@ def _operations(prefix: str) -> list[type[Operation]]:
 TRITON = Dialect("tt", _operations("tt."), [PointerType])
 TRITON_GPU = Dialect("ttg", _operations("ttg."), [])
 GPU = Dialect("gpu", _operations("gpu."), [])
-LLVM = Dialect("llvm", _operations("llvm."), [])
+LLVM = Dialect("llvm", _operations("llvm."), [LoopLicm, LoopAnnotation])
 
 
 ARITH = _with_elementwise(arith.Arith, ConstantOp, extra=["arith.remf"])

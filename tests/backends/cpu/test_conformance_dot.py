@@ -1,5 +1,7 @@
 """Products: every type of operand, batches, sizes down to one, accumulators, scales."""
 
+from itertools import product as product_of
+
 import numpy as np
 import pytest
 import torch
@@ -62,6 +64,13 @@ def test_types_and_shapes(types, shape):
     wide = np.float64 if types[2].is_floating_point else np.int32
     exact = numbers(a).astype(wide) @ numbers(b).astype(wide)
     assert_same(out, np.stack([exact, exact + numbers(c)]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("types", TYPES, ids=lambda types: "-".join(map(name, types)))
+def test_every_combination_of_sizes(types):
+    for shape in product_of((0, 2), (1, 2, 8, 32), (1, 4, 16, 64), (1, 2, 16, 128)):
+        test_types_and_shapes(types, shape)
 
 
 @pytest.mark.parametrize("precision", ["ieee", "tf32", "tf32x3", "bf16x3", "bf16x6"])

@@ -1,5 +1,7 @@
 """Elementwise operations of the language over every element type and every pair of them."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -54,6 +56,14 @@ def test_promotion(left):
         expected = rounded(expected, dtype) if dtype.is_floating_point else expected
         assert_same(out, expected, right)
         assert_same(flag, (a < b).astype(np.int8), right)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("left", ALL, ids=name)
+def test_promotion_of_many_values(left, monkeypatch):
+    for size in (1, 2, 16, 2048):
+        monkeypatch.setattr(sys.modules[__name__], "N", size)
+        test_promotion(left)
 
 
 @triton.jit
