@@ -78,18 +78,24 @@ class PointerType(ParametrizedAttribute, TypeAttribute):
 
 
 class _Hints(ParametrizedAttribute):
-    """`<key = value, ...>`: advice to LLVM's optimiser about a loop, which a reader passes over."""
+    """`<key = value, ...>`: advice about a loop or an access, which a reader passes over."""
 
     @classmethod
     def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
         def hint() -> None:
             parser.parse_identifier()
             parser.parse_punctuation("=")
-            parser.parse_attribute()
+            if parser.parse_optional_identifier() is None:
+                parser.parse_attribute()
 
         with parser.in_angle_brackets():
             parser.parse_comma_separated_list(Parser.Delimiter.NONE, hint)
         return []
+
+
+@irdl_attr_definition
+class CachePolicy(_Hints):
+    name = "tt.cache_policy"
 
 
 @irdl_attr_definition
@@ -948,7 +954,7 @@ def _operations(prefix: str) -> list[type[Operation]]:
     ]
 
 
-TRITON = Dialect("tt", _operations("tt."), [PointerType])
+TRITON = Dialect("tt", _operations("tt."), [PointerType, CachePolicy])
 TRITON_GPU = Dialect("ttg", _operations("ttg."), [])
 GPU = Dialect("gpu", _operations("gpu."), [])
 LLVM = Dialect("llvm", _operations("llvm."), [LoopLicm, LoopAnnotation])

@@ -1,5 +1,7 @@
 """Conversions and bit casts between every two element types."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -76,6 +78,21 @@ def test_ties_go_to_even_and_nothing_is_rounded_twice(target):
             x = of(np.resize(points[start : start + N], N), source)
             for _, out in casted(x, [target]):
                 assert_same(out, rounded(numbers(x), target))
+
+
+@triton.jit
+def summed(x, out, N: tl.constexpr):
+    a = tl.load(x + tl.arange(0, N))
+    tl.store(out + tl.arange(0, N), a * a + a)
+    tl.atomic_add(out, tl.sum(a.to(tl.float32)).to(tl.bfloat16))
+
+
+def test_bfloat16_needs_no_instruction_and_no_library():
+    """LLVM would call a function that is not there, on a processor without conversions to bfloat16."""
+    x, out = torch.ones(N, dtype=torch.bfloat16), torch.zeros(N, dtype=torch.bfloat16)
+    llir = summed[(1,)](x, out, N=N).asm["llir"]
+    assert out.tolist() == [2.0 + N] + [2.0] * (N - 1)
+    assert not [line for line in llir.splitlines() if re.search(r"fptrunc .*bfloat|(fadd|fmul) .*bfloat", line)]
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8])

@@ -66,6 +66,14 @@ def test_types_and_shapes(types, shape):
     assert_same(out, np.stack([exact, exact + numbers(c)]))
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64], ids=name)
+def test_other_integers_are_refused(dtype):
+    shape = (0, 4, 4, 4)
+    a, b, c = (torch.ones(4, 4, dtype=kind) for kind in (dtype, dtype, torch.int32))
+    with pytest.raises(triton.CompilationError, match=r"only int8 supported|Unsupported lhs dtype"):
+        multiply(a, b, c, shape)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("types", TYPES, ids=lambda types: "-".join(map(name, types)))
 def test_every_combination_of_sizes(types):

@@ -153,6 +153,25 @@ def test_integers(dtype):
 
 
 @triton.jit
+def divided(x, y, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    a, b = tl.load(x + i), tl.load(y + i)
+    tl.store(out + i, tl.where(b != 0, a // b, a % b * 0 + 7))
+    tl.store(out + N, tl.load(x) // tl.load(y + 1))
+
+
+@pytest.mark.parametrize("dtype", INTS, ids=name)
+def test_division_by_zero_harms_nobody(dtype):
+    """As when a mask has made the divisor zero in the lanes that it hides."""
+    x, y = values(dtype, N, seed=18), torch.full((N,), 3, dtype=dtype)
+    y[1::2] = 0
+    out = torch.zeros(N + 1, dtype=dtype)
+    divided[(1,)](x, y, out, N=N)
+    quotients = [abs(a) // 3 * (1 if a >= 0 else -1) for a in x.tolist()]
+    assert out[:N].tolist()[::2] == quotients[::2]
+
+
+@triton.jit
 def floats(x, y, out, quotients, N: tl.constexpr):
     i = tl.arange(0, N)
     a, b = tl.load(x + i), tl.load(y + i)

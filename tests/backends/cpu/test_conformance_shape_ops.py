@@ -137,13 +137,15 @@ def hinted(x, out, n, N: tl.constexpr):
     i = tl.max_contiguous(tl.multiple_of(tl.arange(0, N), N), N)
     i = tl.max_constancy(i, 1)
     tl.debug_barrier()
-    tl.store(tl.multiple_of(out, 16) + i, tl.load(x + i, mask=i < n, other=-1.0))
+    v = tl.load(x + i, mask=i < n, other=-1.0, cache_modifier=".cg", eviction_policy="evict_last")
+    tl.store(tl.multiple_of(out, 16) + i, v, cache_modifier=".wt", eviction_policy="evict_first")
+    tl.store(out + N, tl.load(x, cache_modifier=".ca", volatile=True))
 
 
 def test_hints_change_nothing():
-    x, out = torch.randn(64), torch.zeros(64)
+    x, out = torch.randn(64), torch.zeros(65)
     hinted[(1,)](x, out, 50, N=64)
-    assert torch.equal(out[:50], x[:50]) and (out[50:] == -1).all()
+    assert torch.equal(out[:50], x[:50]) and (out[50:64] == -1).all() and out[64] == x[0]
 
 
 @triton.jit

@@ -143,12 +143,12 @@ def _division(emit: Emitter, op: Operation, values: Values) -> ir.Value:
     type_ = a.type
     width = scalar_of(type_).width
     if not _is_safe_divisor(b):
-        unsafe = builder.icmp_unsigned("==", b, ir.Constant(type_, _same(type_, 0)))
+        unsafe = builder.icmp_unsigned("==", b, everywhere(type_, 0))
         if signed:
-            smallest = builder.icmp_unsigned("==", a, ir.Constant(type_, _same(type_, -(1 << (width - 1)))))
-            minus_one = builder.icmp_unsigned("==", b, ir.Constant(type_, _same(type_, -1)))
+            smallest = builder.icmp_unsigned("==", a, everywhere(type_, -(1 << (width - 1))))
+            minus_one = builder.icmp_unsigned("==", b, everywhere(type_, -1))
             unsafe = builder.or_(unsafe, builder.and_(smallest, minus_one))
-        b = builder.select(unsafe, ir.Constant(type_, _same(type_, 1)), b)
+        b = builder.select(unsafe, everywhere(type_, 1), b)
         if isinstance(type_, ir.VectorType) and width <= 32:
             # No vector unit divides integers; a double holds every 32-bit quotient exactly.
             double = with_lanes_of(F64, type_)
@@ -161,10 +161,6 @@ def _division(emit: Emitter, op: Operation, values: Values) -> ir.Value:
         (True, True): builder.srem, (False, True): builder.urem,
     }[signed, remainder]  # fmt: skip
     return divide(a, b)
-
-
-def _same(type_: ir.Type, value: int) -> object:
-    return [ir.Constant(type_.element, value)] * type_.count if isinstance(type_, ir.VectorType) else value
 
 
 def _is_safe_divisor(value: ir.Value) -> bool:
@@ -215,7 +211,7 @@ def _multiply_high(emit: Emitter, op: Operation, values: Values) -> ir.Value:
     width = scalar_of(type_).width
     double = with_lanes_of(ir.IntType(2 * width), type_)
     product = builder.mul(builder.zext(values[0], double), builder.zext(values[1], double))
-    return builder.trunc(builder.lshr(product, ir.Constant(double, _same(double, width))), type_)
+    return builder.trunc(builder.lshr(product, everywhere(double, width)), type_)
 
 
 # -- comparison and choice ----------------------------------------------------------------------------------
@@ -243,9 +239,7 @@ def _compare_floats(emit: Emitter, op: Operation, values: Values) -> ir.Value:
     if predicate in ("ord", "uno"):
         return (builder.fcmp_ordered if predicate == "ord" else builder.fcmp_unordered)(predicate, *values)
     if predicate in ("false", "true"):
-        return ir.Constant(
-            with_lanes_of(I1, values[0].type), _same(with_lanes_of(I1, values[0].type), predicate == "true")
-        )
+        return everywhere(with_lanes_of(I1, values[0].type), predicate == "true")
     compare = builder.fcmp_ordered if predicate[0] == "o" else builder.fcmp_unordered
     return compare(_COMPARE[predicate[1:]], *values)
 
@@ -455,22 +449,17 @@ _MATH_INTRINSICS = {
 
 def _is_infinite(emit: Emitter, x: ir.Value) -> ir.Value:
     size = emit.intrinsic("fabs", x.type, [x])
-    return emit.builder.fcmp_ordered("==", size, _float_constant(x.type, float("inf")))
+    return emit.builder.fcmp_ordered("==", size, everywhere(x.type, float("inf")))
 
 
 def _is_finite(emit: Emitter, x: ir.Value) -> ir.Value:
     size = emit.intrinsic("fabs", x.type, [x])
-    return emit.builder.fcmp_ordered("<", size, _float_constant(x.type, float("inf")))
+    return emit.builder.fcmp_ordered("<", size, everywhere(x.type, float("inf")))
 
 
 def _has_sign(emit: Emitter, x: ir.Value) -> ir.Value:
-    one = emit.intrinsic("copysign", x.type, [_float_constant(x.type, 1.0), x])
-    return emit.builder.fcmp_ordered("<", one, _float_constant(x.type, 0.0))
-
-
-def _float_constant(type_: ir.Type, number: float) -> ir.Constant:
-    element = ir.Constant(scalar_of(type_), number)
-    return ir.Constant(type_, [element] * type_.count) if isinstance(type_, ir.VectorType) else element
+    one = emit.intrinsic("copysign", x.type, [everywhere(x.type, 1.0), x])
+    return emit.builder.fcmp_ordered("<", one, everywhere(x.type, 0.0))
 
 
 _PREDICATES: dict[str, Callable[[Emitter, ir.Value], ir.Value]] = {
@@ -482,7 +471,7 @@ _PREDICATES: dict[str, Callable[[Emitter, ir.Value], ir.Value]] = {
 def _first_set(emit: Emitter, x: ir.Value) -> ir.Value:
     """One more than the lowest set bit's number; 0 without one."""
     number = emit.intrinsic("cttz", x.type, [x, ir.Constant(I1, 0)])
-    zero, one = (ir.Constant(x.type, _same(x.type, n)) for n in (0, 1))
+    zero, one = (everywhere(x.type, n) for n in (0, 1))
     return emit.builder.select(emit.builder.icmp_unsigned("==", x, zero), zero, emit.builder.add(number, one))
 
 

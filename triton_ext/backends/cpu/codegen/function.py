@@ -433,9 +433,10 @@ class FunctionLowering:
             else:
                 text, value = "%f", elementwise.to_float(emit, value, ir.DoubleType())
             index = "".join(", idx (" + ", ".join(["%lld"] * len(where)) + ")" for _ in where[:1])
-            form = f"pid (%d, %d, %d){index}{op.prefix.data}{text}\n"
+            form = f"pid (%d, %d, %d){index}{prefix}{text}\n"
             builder.call(printf, [self.parent.string(form), *self.program[:3], *where, value])
 
+        prefix = op.prefix.data.replace("%", "%%")
         in_hex = op.hex is not None and op.hex.value.data != 0
         signs = op.isSigned.get_values() if op.isSigned is not None else [1] * len(op.args)
         for operand, signed in zip(op.args, signs, strict=True):
@@ -452,7 +453,7 @@ class FunctionLowering:
                 ),
             )
         if not op.args:
-            builder.call(printf, [self.parent.string(op.prefix.data + "\n")])
+            builder.call(printf, [self.parent.string(prefix + "\n")])
 
     def _call(self, op: tt.CallOp) -> None:
         callee = cast(SymbolRefAttr, op.attributes["callee"]).string_value()
