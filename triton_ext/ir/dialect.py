@@ -13,7 +13,11 @@ from typing import ClassVar, Self
 
 from xdsl.dialects import arith, math, scf
 from xdsl.dialects.builtin import (
+    AnyFloat,
     BFloat16Type,
+    DenseArrayBase,
+    Float8E4M3FNType,
+    Float8E5M2Type,
     Float16Type,
     Float32Type,
     Float64Type,
@@ -71,6 +75,37 @@ class PointerType(ParametrizedAttribute, TypeAttribute):
     def print_parameters(self, printer: Printer) -> None:
         with printer.in_angle_brackets():
             printer.print_attribute(self.pointee)
+
+
+class _Hints(ParametrizedAttribute):
+    """`<key = value, ...>`: advice about a loop or an access, which a reader passes over."""
+
+    @classmethod
+    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
+        def hint() -> None:
+            parser.parse_identifier()
+            parser.parse_punctuation("=")
+            if parser.parse_optional_identifier() is None:
+                parser.parse_attribute()
+
+        with parser.in_angle_brackets():
+            parser.parse_comma_separated_list(Parser.Delimiter.NONE, hint)
+        return []
+
+
+@irdl_attr_definition
+class CachePolicy(_Hints):
+    name = "tt.cache_policy"
+
+
+@irdl_attr_definition
+class LoopLicm(_Hints):
+    name = "llvm.loop_licm"
+
+
+@irdl_attr_definition
+class LoopAnnotation(_Hints):
+    name = "llvm.loop_annotation"
 
 
 def _optional_operand(parser: Parser) -> SSAValue | None:
@@ -247,6 +282,37 @@ class SplitOp(_Cast):
     rhs = result_def()
 
 
+@irdl_op_definition
+class InlineAsmOp(_Cast):
+    """`tt.elementwise_inline_asm "text" {attrs} %a, ... : T, ... -> R, ...`"""
+
+    name = "tt.elementwise_inline_asm"
+    args = var_operand_def()
+    res = var_result_def()
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        attributes: dict[str, Attribute] = {"asm_string": StringAttr(parser.parse_str_literal())}
+        attributes |= _attributes(parser)
+        operands = _operands(parser)
+        parser.parse_punctuation(":")
+        if operands:
+            _types(parser)
+        parser.parse_punctuation("->")
+        return cls.create(operands=operands, result_types=_types(parser), attributes=attributes)
+
+
+@irdl_op_definition
+class MapElementwiseOp(IRDLOperation):
+    """Runs its region, of scalars, for every `pack` elements of tensors of one shape."""
+
+    name = "tt.map_elementwise"
+    srcs = var_operand_def()
+    pack = prop_def(IntegerAttr)
+    scalar_op = region_def()
+    res = var_result_def()
+
+
 class _SameType(IRDLOperation):
     """`op %a, %b, ... [, propagateNan = none] {attrs} : T`: every operand and the result are of type T."""
 
@@ -352,6 +418,14 @@ class StoreOp(IRDLOperation):
         return cls.create(operands=operands, attributes=attributes)
 
 
+def _order_and_scope(parser: Parser) -> dict[str, Attribute]:
+    attributes: dict[str, Attribute] = {}
+    for key in ("sem", "scope"):
+        attributes[key] = _keyword(parser)
+        parser.parse_punctuation(",")
+    return attributes
+
+
 class _Atomic(IRDLOperation):
     """`op [kind,] sem, scope, %ptr, ... {attrs} : (T...) -> R`; memory order and scope become attributes."""
 
@@ -362,9 +436,10 @@ class _Atomic(IRDLOperation):
     @classmethod
     def parse(cls, parser: Parser) -> Self:
         attributes: dict[str, Attribute] = {}
-        for key in (("atomic_rmw_op",) if cls.HAS_KIND else ()) + ("sem", "scope"):
-            attributes[key] = _keyword(parser)
+        if cls.HAS_KIND:
+            attributes["atomic_rmw_op"] = _keyword(parser)
             parser.parse_punctuation(",")
+        attributes |= _order_and_scope(parser)
         operands = _operands(parser)
         attributes |= _attributes(parser)
         parser.parse_punctuation(":")
@@ -390,6 +465,58 @@ class AtomicCASOp(_Atomic):
     cmp = operand_def()
     val = operand_def()
     result = result_def()
+
+
+@irdl_op_definition
+class AtomicLoadOp(_Atomic):
+    name = "tt.atomic_load"
+    ptr = operand_def()
+    mask = opt_operand_def()
+    result = result_def()
+
+
+@irdl_op_definition
+class AtomicStoreOp(IRDLOperation):
+    name = "tt.atomic_store"
+    sem = attr_def(StringAttr)
+    scope = attr_def(StringAttr)
+    ptr = operand_def()
+    val = operand_def()
+    mask = opt_operand_def()
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        attributes = _order_and_scope(parser)
+        operands = _operands(parser)
+        attributes |= _attributes(parser)
+        parser.parse_punctuation(":")
+        _types(parser)
+        return cls.create(operands=operands, attributes=attributes)
+
+
+@irdl_op_definition
+class AtomicPollOp(IRDLOperation):
+    """Waits until memory holds `expected`, at most `timeout` nanoseconds; whether it came to that."""
+
+    name = "tt.atomic_poll"
+    sem = attr_def(StringAttr)
+    scope = attr_def(StringAttr)
+    ptr = operand_def()
+    expected = operand_def()
+    timeout = opt_operand_def()
+    result = result_def()
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        attributes = _order_and_scope(parser)
+        operands = _operands(parser)
+        if parser.parse_optional_keyword("timeout"):
+            operands.append(_operand(parser))
+        attributes |= _attributes(parser)
+        parser.parse_punctuation(":")
+        _types(parser)
+        parser.parse_punctuation("->")
+        return cls.create(operands=operands, result_types=[parser.parse_type()], attributes=attributes)
 
 
 @irdl_op_definition
@@ -490,6 +617,46 @@ class DotOp(IRDLOperation):
 
 
 @irdl_op_definition
+class DotScaledOp(IRDLOperation):
+    """`d = (a * a_scale) @ (b * b_scale) + c`, where a scale belongs to a run of elements along the depth."""
+
+    name = "tt.dot_scaled"
+    a = operand_def()
+    b = operand_def()
+    c = operand_def()
+    a_scale = opt_operand_def()
+    b_scale = opt_operand_def()
+    a_elem_type = attr_def(StringAttr)
+    b_elem_type = attr_def(StringAttr)
+    lhs_k_pack = opt_attr_def(IntegerAttr)
+    rhs_k_pack = opt_attr_def(IntegerAttr)
+    result = result_def()
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        factors: list[SSAValue] = []
+        scales: list[list[SSAValue]] = []
+        for _ in range(2):
+            factors.append(_operand(parser))
+            scales.append([_operand(parser)] if parser.parse_optional_keyword("scale") else [])
+            parser.parse_punctuation(",")
+        operands = [*([factor] for factor in factors), [_operand(parser)], *scales]
+        attributes: dict[str, Attribute] = {}
+        for keyword, key in (("lhs", "a_elem_type"), ("rhs", "b_elem_type")):
+            parser.parse_keyword(keyword)
+            parser.parse_punctuation("=")
+            attributes[key] = _keyword(parser)
+        attributes |= _attributes(parser)
+        parser.parse_punctuation(":")
+        _types(parser)
+        parser.parse_characters("*")
+        _types(parser)
+        parser.parse_punctuation("->")
+        return cls.build(operands=operands, result_types=[parser.parse_type()], attributes=attributes)
+
+
+@irdl_op_definition
 class ReduceOp(IRDLOperation):
     name = "tt.reduce"
     srcs = var_operand_def()
@@ -536,6 +703,11 @@ class ScanReturnOp(_Return):
 
 
 @irdl_op_definition
+class MapElementwiseReturnOp(_Return):
+    name = "tt.map_elementwise.return"
+
+
+@irdl_op_definition
 class ReturnOp(_Return):
     name = "tt.return"
 
@@ -544,6 +716,8 @@ class ReturnOp(_Return):
 class PrintOp(IRDLOperation):
     name = "tt.print"
     prefix = attr_def(StringAttr)
+    hex = opt_attr_def(IntegerAttr)
+    isSigned = opt_attr_def(DenseArrayBase)
     args = var_operand_def()
 
     @classmethod
@@ -736,7 +910,7 @@ class ConstantOp(IRDLOperation):
             literal = parser.parse_number(allow_boolean=True)
             type_ = parser.parse_type() if parser.parse_optional_punctuation(":") else i1
         element = type_.element_type if isinstance(type_, TensorType) else type_
-        if isinstance(element, (BFloat16Type, Float16Type, Float32Type, Float64Type)):
+        if isinstance(element, AnyFloat):
             number = float(literal) if isinstance(literal, float) else _from_bits(int(literal), element)
             attributes["value"] = FloatAttr(number, element)
         else:
@@ -746,6 +920,8 @@ class ConstantOp(IRDLOperation):
 
 
 def _from_bits(bits: int, type_: Attribute) -> float:
+    if isinstance(type_, Float8E5M2Type | Float8E4M3FNType):
+        return float(next(iter(type_.unpack(bytes([bits]), 1))))
     if isinstance(type_, BFloat16Type):
         return float(struct.unpack("<f", (bits << 16).to_bytes(4, "little"))[0])
     codes: dict[type[Attribute], tuple[str, int]] = {
@@ -778,10 +954,10 @@ def _operations(prefix: str) -> list[type[Operation]]:
     ]
 
 
-TRITON = Dialect("tt", _operations("tt."), [PointerType])
+TRITON = Dialect("tt", _operations("tt."), [PointerType, CachePolicy])
 TRITON_GPU = Dialect("ttg", _operations("ttg."), [])
 GPU = Dialect("gpu", _operations("gpu."), [])
-LLVM = Dialect("llvm", _operations("llvm."), [])
+LLVM = Dialect("llvm", _operations("llvm."), [LoopLicm, LoopAnnotation])
 
 
 ARITH = _with_elementwise(arith.Arith, ConstantOp, extra=["arith.remf"])

@@ -1,11 +1,9 @@
-"""Operations of Triton's library that move elements around, and those that this backend refuses."""
+"""Operations of Triton's library that move elements around."""
 
 import pytest
 import torch
 import triton
 import triton.language as tl
-
-from triton_ext.errors import CompileError
 
 N = 32
 
@@ -90,24 +88,3 @@ def test_print(capfd):
 
     ctypes.CDLL(None).fflush(None)
     assert "value: 2.5" in capfd.readouterr().out
-
-
-@triton.jit
-def histogram(x, out):
-    tl.store(out + tl.arange(0, 16), tl.histogram(tl.load(x + tl.arange(0, 32)), 16))
-
-
-@triton.jit
-def batched(x, out):
-    i = tl.arange(0, 2)[:, None, None] * 16 + tl.arange(0, 4)[None, :, None] * 4 + tl.arange(0, 4)[None, None, :]
-    a = tl.load(x + i)
-    tl.store(out + i, tl.dot(a, a))
-
-
-@pytest.mark.parametrize(
-    ("kernel", "dtype", "message"),
-    [(histogram, torch.int32, "tt.histogram"), (batched, torch.float32, "two dimensions only")],
-)
-def test_refused_with_the_line(kernel, dtype, message):
-    with pytest.raises(CompileError, match=rf"test_shapes\.py:\d+: .*{message}"):
-        kernel[(1,)](torch.zeros(32, dtype=dtype), torch.zeros(32, dtype=dtype))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
@@ -24,6 +25,7 @@ _NATIVE = r"""
 
 declare i32 @sched_yield()
 declare i32 @nanosleep(ptr, ptr)
+declare i32 @clock_gettime(i32, ptr)
 declare void @{pause}({hint_type})
 
 @pause = internal constant {{ i64, i64 }} {{ i64 0, i64 50000 }}
@@ -43,6 +45,17 @@ yield:
 sleep:
   %ignored2 = call i32 @nanosleep(ptr @pause, ptr null)
   ret void
+}}
+
+define i64 @tx_nanoseconds() {{
+  %time = alloca {{ i64, i64 }}
+  %ignored = call i32 @clock_gettime(i32 {monotonic}, ptr %time)
+  %seconds = load i64, ptr %time
+  %place = getelementptr {{ i64, i64 }}, ptr %time, i32 0, i32 1
+  %rest = load i64, ptr %place
+  %whole = mul i64 %seconds, 1000000000
+  %sum = add i64 %whole, %rest
+  ret i64 %sum
 }}
 
 define void @tx_assert_fail(ptr %message) {{
@@ -86,11 +99,11 @@ class _Native:
     def __init__(self) -> None:
         machine = native.target_machine()
         pause, hint = _PAUSE.get(os.uname().machine, ("llvm.donothing", ""))
-        text = _NATIVE.format(pause=pause, hint=hint, hint_type=hint.split(" ")[0])
+        text = _NATIVE.format(pause=pause, hint=hint, hint_type=hint.split(" ")[0], monotonic=time.CLOCK_MONOTONIC)
         module = llvm.parse_assembly(text)
         self._engine = llvm.create_mcjit_compiler(module, machine)
         self._engine.finalize_object()
-        for name in ("tx_relax", "tx_assert_fail"):
+        for name in ("tx_relax", "tx_nanoseconds", "tx_assert_fail"):
             llvm.add_symbol(name, self._engine.get_function_address(name))
         pointer, i32 = ctypes.c_void_p, ctypes.c_int32
         work = ctypes.CFUNCTYPE(None, pointer, pointer, i32, i32, i32, pointer, pointer)  # releases the GIL

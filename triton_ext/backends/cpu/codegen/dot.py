@@ -8,23 +8,38 @@ from llvmlite import ir
 from xdsl.dialects.builtin import Float32Type
 from xdsl.ir import Attribute, OpResult, SSAValue
 
-from triton_ext.backends.cpu.codegen import elementwise, liveness, microkernel
+from triton_ext.backends.cpu.codegen import elementwise, liveness, microkernel, scaled
+from triton_ext.backends.cpu.codegen.emit import Index
 from triton_ext.backends.cpu.codegen.lltypes import BF16, F16, F32, element_of, with_lanes_of
 from triton_ext.backends.cpu.codegen.packing import converted, panels
 from triton_ext.backends.cpu.codegen.tiles import Buffer, Tile, Uniform
-from triton_ext.errors import CompileError
-from triton_ext.ir import source_line
-from triton_ext.ir.dialect import DotOp
+from triton_ext.ir.dialect import DotOp, DotScaledOp
 
 if TYPE_CHECKING:
     from triton_ext.backends.cpu.codegen.function import FunctionLowering
 
 
 def lower_dot(lowering: FunctionLowering, op: DotOp) -> None:
-    """d = a @ b + c. The accumulator is updated in place where this product alone wants `c`, and wants it once."""
-    a, b, c = (lowering.tile(value) for value in (op.a, op.b, op.c))
-    if len(a.shape) != 2:
-        raise CompileError(f"{source_line(op)}: the CPU backend supports tt.dot of two dimensions only")
+    """d = a @ b + c, for every matrix of a batch."""
+    _accumulate(lowering, op, lowering.tile(op.a), lowering.tile(op.b))
+
+
+def lower_dot_scaled(lowering: FunctionLowering, op: DotScaledOp) -> None:
+    """d = (a * a_scale) @ (b * b_scale) + c, in float32."""
+    operands = []
+    for make, value, scale, kind, k_pack in (
+        (scaled.left, op.a, op.a_scale, op.a_elem_type, op.lhs_k_pack),
+        (scaled.right, op.b, op.b_scale, op.b_elem_type, op.rhs_k_pack),
+    ):
+        packed_along_depth = k_pack is None or k_pack.value.data != 0
+        scales = lowering.tile(scale) if scale is not None else None
+        operands.append(make(lowering.tile(value), scales, kind.data, packed_along_depth))
+    _accumulate(lowering, op, *operands)
+
+
+def _accumulate(lowering: FunctionLowering, op: DotOp | DotScaledOp, a: Tile, b: Tile) -> None:
+    """The accumulator is updated in place where this product alone wants `c`, and wants it once."""
+    c = lowering.tile(op.c)
     accumulator = _reusable(lowering, op.c, op) or lowering.scheduler.buffer(c.shape, c)
     fresh = isinstance(c, Uniform) and isinstance(c.value, ir.Constant) and c.value.constant == 0
     if not fresh and (c.stored or c) is not accumulator:
@@ -33,7 +48,7 @@ def lower_dot(lowering: FunctionLowering, op: DotOp) -> None:
     lowering.define(op.result, accumulator)
 
 
-def _reusable(lowering: FunctionLowering, value: SSAValue, op: DotOp) -> Buffer | None:
+def _reusable(lowering: FunctionLowering, value: SSAValue, op: DotOp | DotScaledOp) -> Buffer | None:
     """The buffer that holds `value`, or whose elements it is computed from one by one, if nobody else wants it."""
     tile = lowering.tile(value)
     memory = tile.stored or tile
@@ -51,7 +66,7 @@ def _reusable(lowering: FunctionLowering, value: SSAValue, op: DotOp) -> Buffer 
 def _multiply(lowering: FunctionLowering, a: Tile, b: Tile, accumulator: Buffer, fresh: bool) -> None:
     """accumulator += a @ b, or = where it is `fresh`; summed in its type, but float32 for half precision."""
     emit, scheduler = lowering.emit, lowering.scheduler
-    (rows, depth), columns = a.shape, b.shape[1]
+    rows, depth, columns = *a.shape[-2:], b.shape[-1]
     half = accumulator.lane in (F16, BF16)
     element: Attribute = Float32Type() if half else accumulator.element
     block = microkernel.register_block(rows, columns, F32 if half else accumulator.lane, emit.lanes)
@@ -65,10 +80,24 @@ def _multiply(lowering: FunctionLowering, a: Tile, b: Tile, accumulator: Buffer,
 
     def store(value: ir.Value, place: ir.Value) -> None:
         if half:
-            value = emit.builder.fptrunc(value, with_lanes_of(accumulator.lane, value.type))
+            value = elementwise.to_float(emit, value, accumulator.lane)
         emit.store(value, place)
 
-    at = microkernel.Operands(
-        left.pointer, (left.strides[0], left.strides[1]), right.pointer, accumulator.pointer, rows, columns, depth
-    )
-    microkernel.multiply(emit, block, at, left.lane, None if fresh else load, store, accumulator.lane)
+    def matrix(number: Index) -> None:
+        left_matrix = emit.offset(left.pointer, emit.mul(number, left.strides[0] if batched else 0), left.lane)
+        right_matrix = emit.offset(right.pointer, emit.mul(number, depth * columns), right.lane)
+        result = emit.offset(accumulator.pointer, emit.mul(number, rows * columns), accumulator.lane)
+        strides = left.strides[-2], left.strides[-1]
+        at = microkernel.Operands(left_matrix, strides, right_matrix, result, rows, columns, depth)
+        microkernel.multiply(emit, block, at, left.lane, None if fresh else load, store, accumulator.lane)
+
+    batched = len(a.shape) == 3
+    if not batched or a.shape[0] == 1:
+        matrix(0)
+        return
+
+    def each(number: ir.Value, _: list[ir.Value]) -> list[ir.Value]:
+        matrix(number)
+        return []
+
+    emit.loop(0, a.shape[0], 1, [], each)

@@ -7,9 +7,9 @@ from typing import cast
 
 from llvmlite import ir
 from xdsl.dialects.builtin import StringAttr
-from xdsl.ir import Operation
+from xdsl.ir import Attribute, Operation
 
-from triton_ext.backends.cpu.codegen import mathlib
+from triton_ext.backends.cpu.codegen import float8, mathlib
 from triton_ext.backends.cpu.codegen.emit import Emitter
 from triton_ext.backends.cpu.codegen.lltypes import (
     BF16,
@@ -17,13 +17,17 @@ from triton_ext.backends.cpu.codegen.lltypes import (
     F32,
     F64,
     I1,
+    I8,
+    I16,
     I32,
     I64,
     PTR,
     element_of,
+    everywhere,
     is_float,
     lane_type,
     scalar_of,
+    size_bytes,
     with_lanes_of,
 )
 from triton_ext.errors import CompileError
@@ -37,7 +41,24 @@ _LOWERINGS: dict[str, Lowering] = {}
 
 def lower(emit: Emitter, op: Operation, values: Values) -> ir.Value:
     """Emit `op` on operands that are all scalars or all vectors of one width."""
-    return _LOWERINGS[op.name](emit, op, values)
+    if op.name in _MOVES:
+        return _LOWERINGS[op.name](emit, op, values)
+    values = [decoded(emit, value, element_of(v.type)) for value, v in zip(values, op.operands, strict=True)]
+    result = _LOWERINGS[op.name](emit, op, values)
+    format_ = float8.format_of(element_of(op.results[0].type))
+    if format_ is None or scalar_of(result.type) == I8:
+        return result
+    return float8.encode(emit, result, format_)
+
+
+_MOVES = {"arith.select", "arith.bitcast", "tt.bitcast"}
+"""Operations that look at no element."""
+
+
+def decoded(emit: Emitter, value: ir.Value, element: Attribute) -> ir.Value:
+    """A value to compute with: of a type that the processor has."""
+    format_ = float8.format_of(element)
+    return value if format_ is None else float8.decode(emit, value, format_)
 
 
 def is_elementwise(op: Operation) -> bool:
@@ -67,8 +88,10 @@ def _define(*names: str) -> Callable[[Lowering], Lowering]:
 
 
 def _result_type(op: Operation, values: Values) -> ir.Type:
+    """The type of the result, or of what is encoded as the result."""
     element = element_of(op.results[0].type)
-    return with_lanes_of(lane_type(element), values[0].type)
+    computed = F32 if float8.format_of(element) and op.name not in _MOVES else lane_type(element)
+    return with_lanes_of(computed, values[0].type)
 
 
 # -- integer and float arithmetic -----------------------------------------------------------------------------
@@ -87,7 +110,10 @@ def _integer(emit: Emitter, op: Operation, values: Values) -> ir.Value:
 
 @_define(*_FLOAT)
 def _float(emit: Emitter, op: Operation, values: Values) -> ir.Value:
-    return getattr(emit.builder, _FLOAT[op.name])(*values, flags=emit.flags)
+    element = scalar_of(values[0].type)
+    # LLVM would call a library to round to bfloat16, or use an instruction that loses subnormals.
+    wide = [to_float(emit, value, F32) for value in values] if element == BF16 else values
+    return to_float(emit, getattr(emit.builder, _FLOAT[op.name])(*wide, flags=emit.flags), element)
 
 
 @_define("tt.precise_divf")
@@ -117,12 +143,12 @@ def _division(emit: Emitter, op: Operation, values: Values) -> ir.Value:
     type_ = a.type
     width = scalar_of(type_).width
     if not _is_safe_divisor(b):
-        unsafe = builder.icmp_unsigned("==", b, ir.Constant(type_, _same(type_, 0)))
+        unsafe = builder.icmp_unsigned("==", b, everywhere(type_, 0))
         if signed:
-            smallest = builder.icmp_unsigned("==", a, ir.Constant(type_, _same(type_, -(1 << (width - 1)))))
-            minus_one = builder.icmp_unsigned("==", b, ir.Constant(type_, _same(type_, -1)))
+            smallest = builder.icmp_unsigned("==", a, everywhere(type_, -(1 << (width - 1))))
+            minus_one = builder.icmp_unsigned("==", b, everywhere(type_, -1))
             unsafe = builder.or_(unsafe, builder.and_(smallest, minus_one))
-        b = builder.select(unsafe, ir.Constant(type_, _same(type_, 1)), b)
+        b = builder.select(unsafe, everywhere(type_, 1), b)
         if isinstance(type_, ir.VectorType) and width <= 32:
             # No vector unit divides integers; a double holds every 32-bit quotient exactly.
             double = with_lanes_of(F64, type_)
@@ -135,10 +161,6 @@ def _division(emit: Emitter, op: Operation, values: Values) -> ir.Value:
         (True, True): builder.srem, (False, True): builder.urem,
     }[signed, remainder]  # fmt: skip
     return divide(a, b)
-
-
-def _same(type_: ir.Type, value: int) -> object:
-    return [ir.Constant(type_.element, value)] * type_.count if isinstance(type_, ir.VectorType) else value
 
 
 def _is_safe_divisor(value: ir.Value) -> bool:
@@ -189,7 +211,7 @@ def _multiply_high(emit: Emitter, op: Operation, values: Values) -> ir.Value:
     width = scalar_of(type_).width
     double = with_lanes_of(ir.IntType(2 * width), type_)
     product = builder.mul(builder.zext(values[0], double), builder.zext(values[1], double))
-    return builder.trunc(builder.lshr(product, ir.Constant(double, _same(double, width))), type_)
+    return builder.trunc(builder.lshr(product, everywhere(double, width)), type_)
 
 
 # -- comparison and choice ----------------------------------------------------------------------------------
@@ -217,9 +239,7 @@ def _compare_floats(emit: Emitter, op: Operation, values: Values) -> ir.Value:
     if predicate in ("ord", "uno"):
         return (builder.fcmp_ordered if predicate == "ord" else builder.fcmp_unordered)(predicate, *values)
     if predicate in ("false", "true"):
-        return ir.Constant(
-            with_lanes_of(I1, values[0].type), _same(with_lanes_of(I1, values[0].type), predicate == "true")
-        )
+        return everywhere(with_lanes_of(I1, values[0].type), predicate == "true")
     compare = builder.fcmp_ordered if predicate[0] == "o" else builder.fcmp_unordered
     return compare(_COMPARE[predicate[1:]], *values)
 
@@ -232,8 +252,8 @@ def _select(emit: Emitter, op: Operation, values: Values) -> ir.Value:
 # -- conversion --------------------------------------------------------------------------------------------
 
 _CASTS = {
-    "arith.extsi": "sext", "arith.extui": "zext", "arith.trunci": "trunc", "arith.sitofp": "sitofp",
-    "arith.uitofp": "uitofp", "arith.fptosi": "fptosi", "arith.fptoui": "fptoui", "arith.bitcast": "bitcast",
+    "arith.extsi": "sext", "arith.extui": "zext", "arith.trunci": "trunc", "arith.fptosi": "fptosi",
+    "arith.fptoui": "fptoui", "arith.bitcast": "bitcast",
 }  # fmt: skip
 
 
@@ -242,12 +262,56 @@ def _cast(emit: Emitter, op: Operation, values: Values) -> ir.Value:
     return getattr(emit.builder, _CASTS[op.name])(values[0], _result_type(op, values))
 
 
+@_define("arith.sitofp", "arith.uitofp")
+def _from_integer(emit: Emitter, op: Operation, values: Values) -> ir.Value:
+    (value,) = values
+    element = scalar_of(_result_type(op, values))
+    signed = op.name == "arith.sitofp"
+    convert = emit.builder.sitofp if signed else emit.builder.uitofp
+    if element == BF16:
+        if scalar_of(value.type).width > 32:
+            value = _fitting_double(emit, value, signed)
+        return to_float(emit, convert(value, with_lanes_of(F64, value.type)), BF16)
+    # Integers that float32 does not hold are beyond the range of float16.
+    exact = convert(value, with_lanes_of(F32 if element == F16 else element, value.type))
+    return to_float(emit, exact, element)
+
+
+def _fitting_double(emit: Emitter, value: ir.Value, signed: bool) -> ir.Value:
+    """A 64-bit integer that a double holds and that rounds to a short format as `value` does.
+
+    One bit stands for all of the lowest bits of a large integer.
+    """
+    builder, type_ = emit.builder, value.type
+    lowest = (1 << 12) - 1
+    size = emit.intrinsic("abs", type_, [value, ir.Constant(I1, 0)]) if signed else value
+    is_large = builder.icmp_unsigned(">", size, everywhere(type_, 1 << 52))
+    is_inexact = builder.icmp_unsigned("!=", builder.and_(value, everywhere(type_, lowest)), everywhere(type_, 0))
+    sticky = builder.select(is_inexact, everywhere(type_, 1 << 11), everywhere(type_, 0))
+    return builder.select(is_large, builder.or_(builder.and_(value, everywhere(type_, ~lowest)), sticky), value)
+
+
 @_define("arith.extf", "arith.truncf", "tt.fp_to_fp")
 def _convert_float(emit: Emitter, op: Operation, values: Values) -> ir.Value:
     rounding = op.attributes.get("rounding") or op.attributes.get("roundingmode")
-    if isinstance(rounding, StringAttr) and rounding.data not in ("rtne", "to_nearest_even"):
+    toward_zero = isinstance(rounding, StringAttr) and rounding.data in ("rtz", "toward_zero")
+    if isinstance(rounding, StringAttr) and not toward_zero and rounding.data not in ("rtne", "to_nearest_even"):
         raise CompileError(f"{source_line(op)}: the CPU backend does not round '{rounding.data}' in {op.name}")
-    return to_float(emit, values[0], scalar_of(_result_type(op, values)))
+    value, format_ = values[0], float8.format_of(element_of(op.results[0].type))
+    if format_ is not None:
+        single = _to_odd(emit, value) if scalar_of(value.type) == F64 else to_float(emit, value, F32)
+        return float8.encode(emit, single, format_, toward_zero=toward_zero)
+    result = to_float(emit, value, scalar_of(_result_type(op, values)))
+    return _stepped_back(emit, result, value) if toward_zero else result
+
+
+def _stepped_back(emit: Emitter, rounded: ir.Value, value: ir.Value) -> ir.Value:
+    """`value` rounded towards zero, given it rounded to nearest in a narrower type."""
+    builder, element = emit.builder, scalar_of(rounded.type)
+    bits = with_lanes_of(ir.IntType(8 * size_bytes(element)), rounded.type)
+    sizes = [_call_intrinsic(emit, "fabs", [x]) for x in (to_float(emit, rounded, scalar_of(value.type)), value)]
+    too_far = builder.zext(builder.fcmp_ordered(">", *sizes), bits)
+    return builder.bitcast(builder.sub(builder.bitcast(rounded, bits), too_far), rounded.type)
 
 
 def to_float(emit: Emitter, value: ir.Value, element: ir.Type) -> ir.Value:
@@ -261,7 +325,21 @@ def to_float(emit: Emitter, value: ir.Value, element: ir.Type) -> ir.Value:
         return to_float(emit, _to_odd(emit, value), element)
     if order[source] == order[element]:  # half to bfloat and back
         return to_float(emit, to_float(emit, value, F32), element)
+    if element == BF16:
+        return _to_bfloat(emit, value)
     return (emit.builder.fpext if order[source] < order[element] else emit.builder.fptrunc)(value, target)
+
+
+def _to_bfloat(emit: Emitter, value: ir.Value) -> ir.Value:
+    """The upper half of a float32, rounded to nearest even."""
+    builder, bits = emit.builder, with_lanes_of(I32, value.type)
+    whole = builder.bitcast(value, bits)
+    odd = builder.and_(builder.lshr(whole, everywhere(bits, 16)), everywhere(bits, 1))
+    nearest = builder.add(whole, builder.add(odd, everywhere(bits, 0x7FFF)))
+    quiet = builder.or_(whole, everywhere(bits, 0x400000))
+    result = builder.select(builder.fcmp_unordered("uno", value, value), quiet, nearest)
+    upper = builder.trunc(builder.lshr(result, everywhere(bits, 16)), with_lanes_of(I16, value.type))
+    return builder.bitcast(upper, with_lanes_of(BF16, value.type))
 
 
 def _to_odd(emit: Emitter, value: ir.Value) -> ir.Value:
@@ -371,22 +449,17 @@ _MATH_INTRINSICS = {
 
 def _is_infinite(emit: Emitter, x: ir.Value) -> ir.Value:
     size = emit.intrinsic("fabs", x.type, [x])
-    return emit.builder.fcmp_ordered("==", size, _float_constant(x.type, float("inf")))
+    return emit.builder.fcmp_ordered("==", size, everywhere(x.type, float("inf")))
 
 
 def _is_finite(emit: Emitter, x: ir.Value) -> ir.Value:
     size = emit.intrinsic("fabs", x.type, [x])
-    return emit.builder.fcmp_ordered("<", size, _float_constant(x.type, float("inf")))
+    return emit.builder.fcmp_ordered("<", size, everywhere(x.type, float("inf")))
 
 
 def _has_sign(emit: Emitter, x: ir.Value) -> ir.Value:
-    one = emit.intrinsic("copysign", x.type, [_float_constant(x.type, 1.0), x])
-    return emit.builder.fcmp_ordered("<", one, _float_constant(x.type, 0.0))
-
-
-def _float_constant(type_: ir.Type, number: float) -> ir.Constant:
-    element = ir.Constant(scalar_of(type_), number)
-    return ir.Constant(type_, [element] * type_.count) if isinstance(type_, ir.VectorType) else element
+    one = emit.intrinsic("copysign", x.type, [everywhere(x.type, 1.0), x])
+    return emit.builder.fcmp_ordered("<", one, everywhere(x.type, 0.0))
 
 
 _PREDICATES: dict[str, Callable[[Emitter, ir.Value], ir.Value]] = {
@@ -398,7 +471,7 @@ _PREDICATES: dict[str, Callable[[Emitter, ir.Value], ir.Value]] = {
 def _first_set(emit: Emitter, x: ir.Value) -> ir.Value:
     """One more than the lowest set bit's number; 0 without one."""
     number = emit.intrinsic("cttz", x.type, [x, ir.Constant(I1, 0)])
-    zero, one = (ir.Constant(x.type, _same(x.type, n)) for n in (0, 1))
+    zero, one = (everywhere(x.type, n) for n in (0, 1))
     return emit.builder.select(emit.builder.icmp_unsigned("==", x, zero), zero, emit.builder.add(number, one))
 
 

@@ -216,6 +216,11 @@ class Emitter:
     def store(self, value: ir.Value, pointer: ir.Value) -> None:
         self.builder.store(value, pointer, align=size_bytes(scalar_of(value.type)))
 
+    def store_atomic(self, value: ir.Value, pointer: ir.Value, order: str) -> None:
+        """An atomic store of an integer; llvmlite's own method does not know pointers without a type."""
+        place = ir.instructions.StoreAtomicInstr(self.builder.block, value, pointer, order, size_bytes(value.type))
+        self.builder._insert(place)
+
     # -- calls --------------------------------------------------------------------------------------------
 
     def declare(self, name: str, result: ir.Type, arguments: Sequence[ir.Type]) -> ir.Function:

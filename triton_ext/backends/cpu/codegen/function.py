@@ -15,8 +15,9 @@ from triton_ext.backends.cpu.codegen import atomics, elementwise, liveness
 from triton_ext.backends.cpu.codegen.addressing import Bounds
 from triton_ext.backends.cpu.codegen.constants import scalar_constant
 from triton_ext.backends.cpu.codegen.control import lower_for, lower_if, lower_while
-from triton_ext.backends.cpu.codegen.dot import lower_dot
+from triton_ext.backends.cpu.codegen.dot import lower_dot, lower_dot_scaled
 from triton_ext.backends.cpu.codegen.emit import Emitter
+from triton_ext.backends.cpu.codegen.histogram import lower_histogram
 from triton_ext.backends.cpu.codegen.lltypes import (
     I1,
     I32,
@@ -29,6 +30,7 @@ from triton_ext.backends.cpu.codegen.lltypes import (
     size_bytes,
     tensor_shape,
 )
+from triton_ext.backends.cpu.codegen.mapping import lower_map
 from triton_ext.backends.cpu.codegen.memory import Access, Load, nowhere, store
 from triton_ext.backends.cpu.codegen.nest import At, Nest, Point
 from triton_ext.backends.cpu.codegen.reduction import reduce, scan
@@ -419,33 +421,39 @@ class FunctionLowering:
             emit.module, ir.FunctionType(I32, [PTR], var_arg=True), "printf"
         )
 
-        def show(value: ir.Value, element: Attribute, where: Sequence[ir.Value]) -> None:
+        def show(value: ir.Value, element: Attribute, signed: bool, where: Sequence[ir.Value]) -> None:
+            value = elementwise.decoded(emit, value, element)
             type_ = value.type
             if type_ == PTR:
                 text = "%p"
             elif isinstance(type_, ir.IntType):
-                text, value = "%lld", value if type_.width == 64 else builder.sext(value, I64)
+                text = f"0x%0{size_bytes(type_) * 2}llx" if in_hex else "%lld" if signed else "%llu"
+                if type_.width < 64:
+                    value = (builder.sext if signed and not in_hex else builder.zext)(value, I64)
             else:
                 text, value = "%f", elementwise.to_float(emit, value, ir.DoubleType())
             index = "".join(", idx (" + ", ".join(["%lld"] * len(where)) + ")" for _ in where[:1])
-            form = f"pid (%d, %d, %d){index}{op.prefix.data}{text}\n"
+            form = f"pid (%d, %d, %d){index}{prefix}{text}\n"
             builder.call(printf, [self.parent.string(form), *self.program[:3], *where, value])
 
-        for operand in op.args:
+        prefix = op.prefix.data.replace("%", "%%")
+        in_hex = op.hex is not None and op.hex.value.data != 0
+        signs = op.isSigned.get_values() if op.isSigned is not None else [1] * len(op.args)
+        for operand, signed in zip(op.args, signs, strict=True):
             element = element_of(operand.type)
             if not tensor_shape(operand.type):
-                show(self.scalar(operand), element, ())
+                show(self.scalar(operand), element, bool(signed), ())
                 continue
             tile = self.tile(operand)
             plan = self.scheduler.plan(tile.shape, [tile], vectorize=False)
             self.scheduler.run(
                 plan,
-                lambda nest, point, tile=tile, element=element: show(  # type: ignore[misc]
-                    nest.value(tile, point), element, [nest.indices(c) for c in point]
+                lambda nest, point, tile=tile, element=element, signed=signed: show(  # type: ignore[misc]
+                    nest.value(tile, point), element, bool(signed), [nest.indices(c) for c in point]
                 ),
             )
         if not op.args:
-            builder.call(printf, [self.parent.string(op.prefix.data + "\n")])
+            builder.call(printf, [self.parent.string(prefix + "\n")])
 
     def _call(self, op: tt.CallOp) -> None:
         callee = cast(SymbolRefAttr, op.attributes["callee"]).string_value()
@@ -489,8 +497,14 @@ _LOWERINGS: dict[str, Callable[[FunctionLowering, Any], None]] = {
     "tt.scan": FunctionLowering._scan,
     "tt.gather": FunctionLowering._gather,
     "tt.dot": lower_dot,
+    "tt.dot_scaled": lower_dot_scaled,
+    "tt.histogram": lower_histogram,
+    "tt.map_elementwise": lower_map,
     "tt.atomic_rmw": atomics.lower_rmw,
     "tt.atomic_cas": atomics.lower_cas,
+    "tt.atomic_load": atomics.lower_load,
+    "tt.atomic_store": atomics.lower_store,
+    "tt.atomic_poll": atomics.lower_poll,
     "tt.assert": FunctionLowering._assert,
     "tt.print": FunctionLowering._print,
     "tt.call": FunctionLowering._call,

@@ -8,6 +8,8 @@ from llvmlite import ir
 from llvmlite.ir.types import _BaseFloatType
 from xdsl.dialects.builtin import (
     BFloat16Type,
+    Float8E4M3FNType,
+    Float8E5M2Type,
     Float16Type,
     Float32Type,
     Float64Type,
@@ -64,6 +66,8 @@ def register_type(type_: Attribute) -> ir.Type:
     for known, llvm in _FLOATS.items():
         if isinstance(type_, known):
             return llvm
+    if isinstance(type_, Float8E5M2Type | Float8E4M3FNType):
+        return I8
     raise CompileError(f"the CPU backend has no element type {type_}")
 
 
@@ -96,6 +100,13 @@ def scalar_of(type_: ir.Type) -> ir.Type:
 def with_lanes_of(element: ir.Type, like: ir.Type) -> ir.Type:
     """`element`, as a vector when `like` is one."""
     return ir.VectorType(element, like.count) if isinstance(like, ir.VectorType) else element
+
+
+def everywhere(type_: ir.Type, number: float) -> ir.Constant:
+    """A constant of `type_`, in every lane where that is a vector."""
+    if isinstance(type_, ir.VectorType):
+        return ir.Constant(type_, [ir.Constant(type_.element, number)] * type_.count)
+    return ir.Constant(type_, number)
 
 
 def tensor_shape(type_: Attribute) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from llvmlite import ir
 from xdsl.ir import Attribute
 
+from triton_ext.backends.cpu.codegen import elementwise
 from triton_ext.backends.cpu.codegen.emit import Emitter
 from triton_ext.backends.cpu.codegen.lltypes import I32, is_float, scalar_of, size_bytes, with_lanes_of
 from triton_ext.backends.cpu.codegen.nest import At, Lanes, Nest, Point
@@ -28,7 +29,8 @@ class Converted(View):
         return iter(((self.source, dims),))
 
     def emit(self, nest: Nest, point: Point) -> ir.Value:
-        return _widen(nest.emit, nest.value(self.source, point), self.lane)
+        value = elementwise.decoded(nest.emit, nest.value(self.source, point), self.source.element)
+        return _widen(nest.emit, value, self.lane)
 
 
 def converted(tile: Tile, element: Attribute) -> Tile:
@@ -45,14 +47,17 @@ def _widen(emit: Emitter, value: ir.Value, element: ir.Type) -> ir.Value:
 
 
 def panels(scheduler: Scheduler, tile: Tile, width: int) -> Buffer:
-    """A tile of [depth, columns] as panels of [depth, width], one behind the other; computed in one pass."""
-    depth, columns = tile.shape
-    shape = (depth, columns // width, width)
+    """A tile of [depth, columns] as panels of [depth, width], one behind the other; computed in one pass.
+
+    The panels of a batch of such tiles lie one tile behind the other.
+    """
+    *batch, depth, columns = tile.shape
+    shape = (*batch, depth, columns // width, width)
     memory = scheduler.arena.allocate(shape, size_bytes(tile.lane))
-    buffer = Buffer(memory, shape, tile.element, order=(1, 0, 2))
+    buffer = Buffer(memory, shape, tile.element, order=(0, 2, 1, 3) if batch else (1, 0, 2))
     plan = scheduler.plan(tile.shape, [tile])
     lanes = min(depth, width, scheduler.emit.lanes * 4 // size_bytes(tile.lane))
-    if plan.vector_dim == 0 and not plan.captures and lanes >= _NARROWEST:
+    if not batch and plan.vector_dim == 0 and not plan.captures and lanes >= _NARROWEST:
         _write_transposed(plan, tile, buffer, lanes)
     else:
         # Row by row, as the tile lies in memory, rather than panel by panel.
