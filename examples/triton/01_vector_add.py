@@ -6,7 +6,6 @@ python examples/triton/01_vector_add.py
 import torch
 import triton
 import triton.language as tl
-
 from compare import DEVICE, compare
 
 

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
-
 from compare import DEVICE, ON_CPU, compare
 
 BLOCKS = {"BM": 256, "BN": 256, "BK": 128} if ON_CPU else {"BM": 64, "BN": 64, "BK": 32}

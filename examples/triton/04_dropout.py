@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
-
 from compare import DEVICE, compare
 
 
@@ -62,7 +61,10 @@ def main() -> None:
     print("the gradient has zeros where the result has them")
     data = x.detach()
     compare("given the mask", lambda: masked(data, chance, seed), lambda: data * kept / (1 - chance), 1e-5)
-    ours, theirs = (lambda: (dropout(data, chance, seed) != 0).float().mean()), (lambda: (F.dropout(data, chance) != 0).float().mean())
+    ours, theirs = (
+        (lambda: (dropout(data, chance, seed) != 0).float().mean()),
+        (lambda: (F.dropout(data, chance) != 0).float().mean()),
+    )
     compare("kept on average, against torch's dropout", ours, theirs, 5e-3)
 
 

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
-
 from compare import DEVICE, ON_CPU, compare
 
 GROUPS = 32  # of rows, each summed by one program
@@ -76,9 +75,7 @@ class LayerNorm(torch.autograd.Function):
         rows, columns = x.numel() // x.shape[-1], x.shape[-1]
         y = torch.empty_like(x)
         means, scales = torch.empty(2, rows, device=x.device)
-        normalise[(rows,)](
-            x, weight, bias, y, means, scales, columns, eps, WIDTH=triton.next_power_of_2(columns)
-        )
+        normalise[(rows,)](x, weight, bias, y, means, scales, columns, eps, WIDTH=triton.next_power_of_2(columns))
         ctx.save_for_backward(x, weight, bias, means, scales)
         return y
 
