@@ -7,10 +7,13 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["TRITON_EXT_NUM_THREADS"] = "1"
 
+import importlib
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -22,6 +25,8 @@ from kernels import embedding_kernel, gemv_kernel
 from triton_ext.ops import embedding, gemv
 
 Call = Callable[[], torch.Tensor]
+EXAMPLES = Path(__file__).parents[1] / "examples" / "triton"
+sys.path.append(str(EXAMPLES))  # whose kernels are measured here as well
 
 
 @triton.jit
@@ -140,9 +145,35 @@ def embedding_bags(tables: int, samples: int, dim: int, lookups: int, rows: int)
     return Case(name, ours, theirs, 4e-9 * indices.numel() * dim, "GB/s")
 
 
+def layer_norm(rows: int, columns: int) -> Case:
+    x, weight, bias = torch.randn(rows, columns), torch.randn(columns), torch.randn(columns)
+    ours = importlib.import_module("05_layer_norm").layer_norm
+    return Case(
+        f"layer norm, {rows} x {columns}",
+        lambda: ours(x, weight, bias),
+        lambda: F.layer_norm(x, (columns,), weight, bias),
+        8e-9 * x.numel(),
+        "GB/s",
+    )
+
+
+def attention(heads: int, length: int, size: int) -> Case:
+    q, k, v = (torch.randn(1, heads, length, size) for _ in range(3))
+    ours = importlib.import_module("06_attention").attention
+    return Case(
+        f"attention, {heads} heads, {length} x {size}",
+        lambda: ours(q, k, v),
+        lambda: F.scaled_dot_product_attention(q, k, v),
+        4e-9 * heads * length**2 * size,
+        "GFLOP/s",
+    )
+
+
 CASES: list[Callable[[], Case]] = [
     partial(vector_add, 1 << 24),
     partial(softmax, 4096, 1024),
+    partial(layer_norm, 4096, 1024),
+    *(partial(attention, 8, length, 64) for length in (1024, 2048)),
     *(partial(matmul, size) for size in (512, 1024, 2048)),
     *(partial(linear, batch, 8192, 4096) for batch in (1, 8)),
     partial(embedding_bags, 64, 512, 64, 32, 10_000),

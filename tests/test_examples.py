@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("[0-9]*.py"))
+PATHS = (ROOT / "examples").rglob("[0-9]*.py")
+EXAMPLES = sorted(path.relative_to(ROOT / "examples").as_posix() for path in PATHS)
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
