@@ -6,6 +6,7 @@ import triton.language as tl
 
 import triton_ext as tx
 import triton_ext.language as txl
+from triton_ext.simulator import Simulation
 
 
 @triton.jit
@@ -93,3 +94,17 @@ def assert_close(result, expected):
         if finite.any()
         else True
     )
+
+
+def simulation(collective, world=3, shape=(20, 24), block=(16, 16), dtype=torch.float32, **options):
+    """copy_out with a plan of the collective, for the simulator."""
+    tensors = inputs(world, shape, dtype)
+    rows, columns = shape
+    root = {"root": options["root"]} if "root" in options else {}
+
+    def args(rank):
+        plan = make_plan(collective, shape, dtype, rank, world, **options)
+        sizes = {"M": rows, "N": columns, "stride": columns, "BM": block[0], "BN": block[1]}
+        return {"x": tensors[rank], "c": plan, **sizes, "grid": plan.grid(*block)}
+
+    return Simulation(copy_out, world, args, lambda rank: reference(collective, tensors, rank, **root))

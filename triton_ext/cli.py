@@ -81,8 +81,8 @@ def simulate(
         simulations = getattr(module, "SIMULATIONS", {})
         if function.__name__ not in simulations:
             raise TritonExtError(
-                f"{kernel}: the file's SIMULATIONS have no entry {function.__name__!r}; add a function(rank, world) that "
-                "returns the kernel's arguments by name, plans among them, and its grid"
+                f"{kernel}: the file's SIMULATIONS have no entry {function.__name__!r}; add a function(rank, world) "
+                "that returns the kernel's arguments by name, plans among them, and its grid"
             )
         arguments = simulations[function.__name__]
         chosen = seeds if seed is None else [seed]

@@ -26,4 +26,4 @@ class LaunchError(TritonExtError):
 
 
 class SimulationError(TritonExtError):
-    """The simulator found a fault in a kernel's communication, or cannot run the kernel: names the seed and the line."""
+    """The simulator found a fault in a kernel's communication, or cannot run it: names the seed and the line."""

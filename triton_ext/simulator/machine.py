@@ -180,8 +180,8 @@ class Machine:
             name = _FAILURES.get(status, str(status))
             self.fail(
                 "failure", None, None,
-                f"rank {rank.index} ended run {epoch} with {name}: program {program}, peer {peer}, expected {expected}, "
-                f"seen {seen}",
+                f"rank {rank.index} ended run {epoch} with {name}: program {program}, peer {peer}, "
+                f"expected {expected}, seen {seen}",
             )  # fmt: skip
 
     def _check_counts(self) -> None:
@@ -285,14 +285,15 @@ class Machine:
         for rank in self.ranks:
             for index, (program, _) in rank.active.items():
                 for region, unit, _ in program.blocked_on:
-                    name = region.place.words.get(unit, "")
-                    if name in ("STATUS", ""):
+                    name = region.place.words.get(unit) or region.describe(unit)
+                    if name == "STATUS":
                         continue
-                    seen = int(region.view(np.dtype(np.int64))[unit])
+                    seen = int(region.view(np.dtype(f"int{8 * region.place.unit_bytes}"))[unit])
                     expected = region.place.per_run.get(unit)
                     needs = f", needs {(rank.run + 1) * expected}" if expected is not None else ""
                     ticket = f" ticket {program.ticket}" if program.ticket is not None else ""
-                    line = f"    rank {rank.index} program {index}{ticket}, run {rank.run}, waits for {name}: {seen}{needs}"
+                    who = f"rank {rank.index} program {index}{ticket}, run {rank.run}"
+                    line = f"    {who}, waits for {name}: {seen}{needs}"
                     if line not in lines:
                         lines.append(line)
             if rank.waiting:

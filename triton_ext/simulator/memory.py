@@ -20,8 +20,8 @@ LOCAL, SYSTEM = 0, 1  # scope of an atomic access: the programs of a rank, or of
 class Place:
     """A region before a simulation: where it is, and what it holds.
 
-    unit_bytes: size of the elements whose history is kept. is_output: of the result or the staging area, which every
-    run has to write anew.
+    is_shared: written by programs, so that the order of accesses matters. unit_bytes: size of the elements whose
+    history is then kept. is_output: of the result or the staging area, which every run has to write anew.
     """
 
     name: str
@@ -34,6 +34,14 @@ class Place:
     shape: tuple[int, ...] = ()
     words: dict[int, str] = field(default_factory=dict)  # what elements are called
     per_run: dict[int, int] = field(default_factory=dict)  # by how much an element grows in a run
+
+
+class FirstWrite(Exception):
+    """A program writes to memory that was taken for read-only: a simulation with it as shared has to begin anew."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place.name)
+        self.place = place
 
 
 @dataclass
@@ -126,11 +134,7 @@ class Region:
                 found = Conflict(unit, other, True)
         accesses[component] = (int(clock[component]), rank, scope)
         units = np.array([unit])
-        return (
-            found
-            or self._unordered_write(units, component, clock)
-            or self._unordered_read(units, component, clock)
-        )
+        return found or self._unordered_write(units, component, clock) or self._unordered_read(units, component, clock)
 
     def _unordered_write(self, units: Any, component: int, clock: Clock) -> Conflict | None:
         writers = self.writer[units]

@@ -97,8 +97,9 @@ def _owner_changes(op: Operation, inside: list[str]) -> Iterator[tuple[str, Chan
     if inside[0] == "_count" and op.name == "arith.muli" and _is_last_in(op, "_count"):
         yield "count of an arrival", lambda op: _add(op, 1)
     if inside[0] == "_is_own" and op.name == "arith.cmpi":
-        yield "tile of several owners", lambda op: _replace(op, 1)
-    if inside[0] == "_own_tiles" and op.name == "arith.maxsi" :
+        is_end = any(isinstance(each.owner, Operation) and each.owner.name == "arith.addi" for each in op.operands)
+        yield f"other owner at the {'end' if is_end else 'start'} of a tile", lambda op: _replace(op, 1)
+    if inside[0] == "_own_tiles" and op.name == "arith.maxsi":
         yield OWN_LAST, lambda op: _replace(op, 0)
 
 

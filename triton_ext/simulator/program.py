@@ -7,6 +7,7 @@ tensor's stores are ordered before a release of the same program by a barrier on
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .memory import LOCAL, SYSTEM, Conflict, Region
+from .memory import LOCAL, SYSTEM, Conflict, FirstWrite, Region
 from .values import Element
 
 if TYPE_CHECKING:
@@ -43,6 +44,14 @@ _RMW: dict[str, Callable[[Any, Any], Any]] = {
     "xor": lambda old, value: old ^ value, "exch": lambda old, value: value,
     "max": lambda old, value: max(old, value), "min": lambda old, value: min(old, value),
 }  # fmt: skip
+
+
+def _swapped(operation: Callable[[Any, Any], Any], value: Any, old: Any) -> Any:
+    return operation(old, value)
+
+
+def _exchanged(expected: Any, value: Any, old: Any) -> Any:
+    return value if old == expected else old
 
 
 class Program:
@@ -209,8 +218,7 @@ class Program:
             offsets = addresses[part] - region.start
             pending = Pending(region, element.stored, offsets // element.size_bytes, raw[part])
             if not region.is_shared:
-                pending.deliver()
-                continue
+                raise FirstWrite(region.place)
             units = region.units(offsets, element.size_bytes)
             self._check_once(site, region, units)
             self._check_order(site, "writes", region, region.write(units, component, clock, self.run))
@@ -248,70 +256,61 @@ class Program:
         if not isinstance(pointer, np.ndarray):
             if mask is not None and not mask:
                 return element.scalar(0)
-            return self._atomic(site, element, sem, scope, pointer, lambda old: operation(old, value), used)
+            return self._atomic(site, element, sem, scope, pointer, functools.partial(_swapped, operation, value), used)
         shape = pointer.shape
         active = np.ones(shape, bool) if mask is None else np.broadcast_to(mask, shape)
         values = np.broadcast_to(value, shape)
         result = np.zeros(shape, element.dtype)
         for index in zip(*np.nonzero(active), strict=True):
-            each = element.scalar(values[index])
-            address = int(pointer[index])
-            result[index] = self._atomic(
-                site, element, sem, scope, address, lambda old, each=each: operation(old, each), used, of_tensor=True
-            )
+            update = functools.partial(_swapped, operation, element.scalar(values[index]))
+            result[index] = self._atomic(site, element, sem, scope, int(pointer[index]), update, used, of_tensor=True)
         return result
 
     def cas(self, site: int, element: Element, sem: str, scope: str, pointer: Any, expected: Any, value: Any) -> Any:
         if not isinstance(pointer, np.ndarray):
-            return self._atomic(
-                site, element, sem, scope, pointer, lambda old: value if old == expected else old, used=True
-            )
+            update = functools.partial(_exchanged, expected, value)
+            return self._atomic(site, element, sem, scope, pointer, update, used=True)
         result = np.zeros(pointer.shape, element.dtype)
         for index in np.ndindex(pointer.shape):
-            want, new = element.scalar(expected[index]), element.scalar(value[index])
+            update = functools.partial(_exchanged, element.scalar(expected[index]), element.scalar(value[index]))
             result[index] = self._atomic(
-                site, element, sem, scope, int(pointer[index]),
-                lambda old, want=want, new=new: new if old == want else old, used=True, of_tensor=True,
-            )  # fmt: skip
+                site, element, sem, scope, int(pointer[index]), update, used=True, of_tensor=True
+            )
         return result
 
     def _atomic(
         self, site: int, element: Element, sem: str, scope: str, address: int, operation: Callable[[Any], Any],
         used: bool, of_tensor: bool = False,
     ) -> Any:  # fmt: skip
-        component, clock = (
-            (self.tensors, self.tensor_clock) if of_tensor else (self.scalars, self.scalar_clock)
-        )
+        component, clock = (self.tensors, self.tensor_clock) if of_tensor else (self.scalars, self.scalar_clock)
         [(region, _)] = self._regions(site, "updates", np.array([address]), element.size_bytes)
         offset = address - region.start
         index = offset // element.size_bytes
+        if not region.is_shared:
+            raise FirstWrite(region.place)
         view = region.view(element.stored)
-        if region.is_shared:
-            unit = offset // region.place.unit_bytes
-            width = SYSTEM if scope == "sys" else LOCAL
-            self._check_order(site, "updates", region, region.atomic(unit, component, clock, self.rank, width))
-            if sem in ("acquire", "acq_rel") and scope != "cta":
-                region.acquire(unit, clock, self.rank, width)
-            if sem in ("release", "acq_rel") and scope != "cta":
-                self.deliver(lambda pending: pending.is_ordered)
-                region.release(unit, clock, self.rank, width)
-                self._tick()
-            if used and not of_tensor:
-                np.maximum(self.tensor_clock, self.scalar_clock, out=self.tensor_clock)
+        unit = offset // region.place.unit_bytes
+        width = SYSTEM if scope == "sys" else LOCAL
+        self._check_order(site, "updates", region, region.atomic(unit, component, clock, self.rank, width))
+        if sem in ("acquire", "acq_rel") and scope != "cta":
+            region.acquire(unit, clock, self.rank, width)
+        if sem in ("release", "acq_rel") and scope != "cta":
+            self.deliver(lambda pending: pending.is_ordered)
+            region.release(unit, clock, self.rank, width)
+            self._tick()
+        if used and not of_tensor:
+            np.maximum(self.tensor_clock, self.scalar_clock, out=self.tensor_clock)
         old = element.scalar(element.decode(view[index]))
         new = element.encode(operation(old))
-        if region.is_shared:
-            changed = new != view[index]
-            self._wrote |= bool(changed)
-            view[index] = new
-            region.version[unit] += int(changed)
-            self._note_poll(region, unit)
-            if changed:
-                self.machine.note(self, f"{sem} {scope}", region, unit, f"{old} -> {element.scalar(new)}")
-            if region.place.words.get(unit) == "TICKETS":
-                self.ticket = old - self.run * math.prod(self.num_programs)
-        else:
-            view[index] = new
+        changed = new != view[index]
+        self._wrote |= bool(changed)
+        view[index] = new
+        region.version[unit] += int(changed)
+        self._note_poll(region, unit)
+        if changed:
+            self.machine.note(self, f"{sem} {scope}", region, unit, f"{old} -> {element.scalar(new)}")
+        if region.place.words.get(unit) == "TICKETS":
+            self.ticket = old - self.run * math.prod(self.num_programs)
         return old
 
     def _note_poll(self, region: Region, unit: int) -> None:
@@ -344,8 +343,9 @@ class Program:
         """A program sees its own stores, and they reach one place in order."""
         if self.pending:
             self.deliver(
-                lambda pending: pending.region is region
-                and (elements is None or bool(np.isin(pending.elements, elements).any()))
+                lambda pending: (
+                    pending.region is region and (elements is None or bool(np.isin(pending.elements, elements).any()))
+                )
             )
 
     def deliver_one(self, choose: Callable[[int], int]) -> None:

@@ -22,8 +22,8 @@ class Action:
 
 class Schedule:
     """policy: "random" picks anything; "priorities" lets the first of a random order go on until it waits, and changes
-    the order now and then; "rank ahead" prefers ranks in a random order; "late rank" and "starved" hold one rank, or one
-    program, back while anything else can go on.
+    the order now and then; "rank ahead" prefers ranks in a random order; "late rank" and "starved" hold one rank, or
+    one program, back while anything else can go on.
 
     delivery: stores become visible "at once", at "random" times in any order, or as "late" as a release allows.
     """

@@ -6,6 +6,7 @@ import inspect
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from ..passes import abi
 from ..runtime.plans import Plan
 from ..testing import World
 from .machine import Launch, Machine
-from .memory import Place, Region
+from .memory import FirstWrite, Place, Region
 from .report import Finding, Report
 from .translate import Code, translate
 from .values import bf16
@@ -31,7 +32,7 @@ _one_at_a_time = threading.Lock()  # Python 3.11's ast.parse is not made for thr
 _POISON = 0xFF  # NaN in floats, -1 in integers
 
 
-class result_of:  # noqa: N801 -- reads as a function in a kernel's arguments
+class result_of:
     """As a kernel's argument: the memory of a plan's result, which `plan.result` gives after a run only."""
 
     def __init__(self, plan: Plan) -> None:
@@ -92,7 +93,8 @@ class Simulation:
             _flatten(kind, value, arguments)
         with _one_at_a_time:
             text = lowered_ir(source)
-        return text, arguments, (*map(int, grid), 1, 1)[:3], places, keywords
+        x, y, z, *_ = (*map(int, grid), 1, 1)
+        return text, arguments, (x, y, z), places, keywords
 
     def run(
         self,
@@ -109,10 +111,13 @@ class Simulation:
             for text, (arguments, grid) in zip(self._texts, self._bound, strict=True)
         ]
         slots = resident or max(math.prod(launch.grid) for launch in launches)
-        machine = Machine(
-            launches, list(self.places.values()), seed, runs, slots, partial, self._check if self.expected else None
-        )
-        return machine.run(), machine.steps
+        check = self._check if self.expected else None
+        while True:
+            machine = Machine(launches, list(self.places.values()), seed, runs, slots, partial, check)
+            try:
+                return machine.run(), machine.steps
+            except FirstWrite as found:
+                self.places[found.place.address] = replace(found.place, is_shared=True)
 
     def _check(self, rank: int, run: int, region: Region) -> str | None:
         assert self.expected is not None
@@ -210,8 +215,8 @@ def _bytes(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
 def _place_of(tensor: torch.Tensor, name: str, rank: int) -> Place:
     """An ordinary tensor of one rank: its storage."""
     storage = tensor.untyped_storage()
-    whole = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[arg-type]
-    return Place(f"argument {name}", rank, storage.data_ptr(), _bytes(whole))
+    whole = torch.empty(0, dtype=torch.uint8).set_(storage)
+    return Place(f"argument {name}", rank, storage.data_ptr(), _bytes(whole), tensor.element_size())
 
 
 def _places_of(plan: Plan, name: str, rank: int) -> list[Place]:
@@ -232,14 +237,8 @@ def _places_of(plan: Plan, name: str, rank: int) -> list[Place]:
         content = np.full(region.nbytes, _POISON, np.uint8)
         if region.name == "signals":
             content[:] = 0
-        places.append(
-            Place(
-                f"{region.name} of {name}", rank, region.address, content, region.unit_bytes, True,
-                region.name != "signals", region.shape, region.words, region.per_run,
-            )  # fmt: skip
-        )
+        about = (region.unit_bytes, True, region.name != "signals", region.shape, region.words, region.per_run)
+        places.append(Place(f"{region.name} of {name}", rank, region.address, content, *about))
     clock = state.watch.clock_ms
     places.append(Place("clock", rank, clock.data_ptr(), _bytes(clock)))
     return places
-
-

@@ -269,7 +269,8 @@ class _Writer:
         result = self.element(op, op.results[0].type)
         attribute = op.attributes["value"]
         assert isinstance(attribute, IntegerAttr | FloatAttr)
-        value, shape = attribute.value.data, shape_of(op.results[0].type)
+        value: Any = attribute.value.data
+        shape = shape_of(op.results[0].type)
         if result.kind == "int":
             value = bool(value) if result.bits == 1 else values.wrap(int(value), result.bits)
         elif result.kind == "float":

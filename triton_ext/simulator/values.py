@@ -61,9 +61,9 @@ _FLOATS: dict[type[Attribute], Element] = {
     Float32Type: Element("float", 32, np.dtype(np.float32), np.dtype(np.float32)),
     Float64Type: Element("float", 64, np.dtype(np.float64), np.dtype(np.float64)),
 }
-_INTEGERS = {
-    bits: Element("int", bits, np.dtype(f"int{bits}"), np.dtype(f"int{bits}")) for bits in (8, 16, 32, 64)
-} | {1: Element("int", 1, np.dtype(np.bool_), np.dtype(np.int8))}
+_INTEGERS = {bits: Element("int", bits, np.dtype(f"int{bits}"), np.dtype(f"int{bits}")) for bits in (8, 16, 32, 64)} | {
+    1: Element("int", 1, np.dtype(np.bool_), np.dtype(np.int8))
+}
 
 
 def element_of(type_: Attribute) -> Element | None:
