@@ -1,4 +1,4 @@
-"""Hunts all mutants of copy_out for every collective: `python tests/simulator/mutants.py` prints docs/protocol.md's table."""
+"""Hunts all mutants of copy_out for every collective; as a program, prints the table of docs/protocol.md."""
 
 import collections
 import sys
@@ -22,9 +22,7 @@ CASES = {
 }
 #: Mutants that wait for more than they need, and are right. Who is the last owner of a tile would reduce it after its
 #: rank's partial values, which no rank delays behind a wait of its own but by tiles that rank before it shares.
-EQUIVALENT = {
-    ("other owner at the start of a tile", "wait_partials"),
-}
+EQUIVALENT = {("other owner at the start of a tile", "wait_partials")}
 
 
 def results(collective):
@@ -37,9 +35,8 @@ def results(collective):
 
 
 def missed(found):
-    return [
-        place for (kind, function, place), faults in found.items() if not faults and (kind, function) not in EQUIVALENT
-    ]
+    survivors = [mutant for mutant, faults in found.items() if not faults]
+    return [place for kind, function, place in survivors if (kind, function) not in EQUIVALENT]
 
 
 def table():

@@ -33,7 +33,7 @@ class TestRightKernels:
     def test_a_copy_of_ragged_shape(self, collective, world):
         simulated = simulation(collective, world, (13, 20), (8, 16))
         for resident in (None, 1):
-            passes(simulated, range(4), runs=2, resident=resident)
+            passes(simulated, range(2), resident=resident)
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int32])
     def test_types(self, dtype):
@@ -42,7 +42,7 @@ class TestRightKernels:
     def test_many_runs_reuse_the_same_memory(self):
         passes(simulation("all_reduce", 2, (9, 16), (8, 16)), range(6), runs=5)
 
-    @settings(max_examples=10, deadline=None)
+    @settings(max_examples=6, deadline=None)
     @given(
         collective=st.sampled_from(COLLECTIVES),
         world=st.integers(1, 4),
@@ -54,14 +54,14 @@ class TestRightKernels:
 
     @pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
     @pytest.mark.parametrize(
-        "operator", ["gemm:gemm_all_to_all", "gemv:gemv_all_reduce", "embedding:embedding_all_to_all"]
+        "module, name",
+        [("gemm", "gemm_all_to_all"), ("gemv", "gemv_all_reduce"), ("embedding", "embedding_all_to_all")],
     )
-    def test_the_kernels_of_the_operators(self, operator, world):
-        module, name = operator.split(":")
+    def test_the_kernels_of_the_operators(self, module, name, world):
         room = importlib.import_module(f"triton_ext.ops.{module}")
         arguments = room.SIMULATIONS[f"{name}_kernel"]
-        report = simulate(getattr(room, f"{name}_kernel"), world, lambda rank: arguments(rank, world), seeds=8)
-        assert report.seeds == 8 and not report.findings
+        report = simulate(getattr(room, f"{name}_kernel"), world, lambda rank: arguments(rank, world), seeds=4)
+        assert report.seeds == 4 and not report.findings
 
 
 @triton.jit
@@ -143,13 +143,24 @@ def arguments(collective="all_to_all", **tensors):
     return args
 
 
-MISTAKES = {
-    "reads the result": (reads_result, arguments("all_reduce", r=result_of, x=lambda _: torch.ones(SHAPE)), {}, {"stale read", "race"}, "reads_result"),
+def ones(_):
+    return torch.ones(SHAPE)
+
+
+MISTAKES = {  # kernel, arguments, options, what it may be reported as, and where
+    "reads the result": (
+        reads_result, arguments("all_reduce", r=result_of, x=ones), {}, {"stale read", "race"}, "reads_result",
+    ),
     "stores twice": (stores_twice, arguments(), {}, {"double write", "race"}, "stores_twice"),
     "leaves elements out": (skips_a_tile, arguments(), {}, {"unwritten"}, ""),
-    "no mask": (reads_too_far, arguments(x=lambda _: torch.ones(SHAPE)), {}, {"out of bounds"}, "reads_too_far"),
-    "needs residents": (waits_for_its_neighbour, arguments(flags=lambda _: torch.zeros(6, dtype=torch.int32)), {"resident": 1}, {"deadlock"}, ""),
-    "shares a scratch": (shares_a_scratch, arguments(scratch=lambda _: torch.zeros(16)), {}, {"race"}, "shares_a_scratch"),
+    "no mask": (reads_too_far, arguments(x=ones), {}, {"out of bounds"}, "reads_too_far"),
+    "needs residents": (
+        waits_for_its_neighbour, arguments(flags=lambda _: torch.zeros(6, dtype=torch.int32)), {"resident": 1},
+        {"deadlock"}, "",
+    ),
+    "shares a scratch": (
+        shares_a_scratch, arguments(scratch=lambda _: torch.zeros(16)), {}, {"race"}, "shares_a_scratch",
+    ),
 }  # fmt: skip
 
 
@@ -190,7 +201,7 @@ class TestMistakes:
             return {"x": tensors[rank], "c": plan, "M": 8, "N": 16, "stride": 16, "BM": 8, "BN": 16,
                     "grid": plan.grid(8, 16)}  # fmt: skip
 
-        with pytest.raises(SimulationError, match="wrong result.*element"):
+        with pytest.raises(SimulationError, match=r"wrong result.*element"):
             simulate(copy_out, 2, args, seeds=2, expected=lambda rank: 1 + reference("all_gather", tensors, rank))
 
     def test_arguments_without_a_grid(self):
