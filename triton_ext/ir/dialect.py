@@ -73,6 +73,27 @@ class PointerType(ParametrizedAttribute, TypeAttribute):
             printer.print_attribute(self.pointee)
 
 
+@irdl_attr_definition
+class CachePolicyAttr(ParametrizedAttribute):
+    """`#tt.cache_policy<cache_modifier = cg, eviction_policy = evict_last>`: a hint, which a CPU has no use for."""
+
+    name = "tt.cache_policy"
+    cache_modifier: StringAttr = param_def()
+    eviction_policy: StringAttr = param_def()
+
+    @classmethod
+    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
+        found = {"cache_modifier": "none", "eviction_policy": "evict_normal"}
+
+        def entry() -> None:
+            key = parser.parse_identifier()
+            parser.parse_punctuation("=")
+            found[key] = parser.parse_identifier()
+
+        parser.parse_comma_separated_list(Parser.Delimiter.ANGLE, entry)
+        return [StringAttr(found["cache_modifier"]), StringAttr(found["eviction_policy"])]
+
+
 def _optional_operand(parser: Parser) -> SSAValue | None:
     """An operand that is already defined."""
     operand = parser.parse_optional_unresolved_operand()
@@ -778,7 +799,7 @@ def _operations(prefix: str) -> list[type[Operation]]:
     ]
 
 
-TRITON = Dialect("tt", _operations("tt."), [PointerType])
+TRITON = Dialect("tt", _operations("tt."), [PointerType, CachePolicyAttr])
 TRITON_GPU = Dialect("ttg", _operations("ttg."), [])
 GPU = Dialect("gpu", _operations("gpu."), [])
 LLVM = Dialect("llvm", _operations("llvm."), [])
