@@ -46,8 +46,8 @@ def test_names_and_locations():
 
 @triton.jit
 def hinted(x, y):
-    value = tl.load(x, eviction_policy="evict_first", cache_modifier=".cg")
-    tl.store(y, value, eviction_policy="evict_last", cache_modifier=".wb")
+    value = tl.load(x, eviction_policy="evict_first")
+    tl.store(y, value, cache_modifier=".cg")
 
 
 def test_cache_hints():
