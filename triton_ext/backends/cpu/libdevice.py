@@ -11,7 +11,8 @@ _FLOATS = (core.float32, core.float64, core.float16, core.bfloat16)
 _INTEGERS = (core.int32, core.int64)
 
 _UNARY = (
-    "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "cbrt", "ceil", "cos", "cosh", "erf", "erfc", "exp",
+    "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "cbrt", "ceil", "cos", "cosh",
+    "cyl_bessel_i0", "cyl_bessel_i1", "erf", "erfc", "exp",
     "exp10", "exp2", "expm1", "fabs", "floor", "j0", "j1", "lgamma", "log", "log10", "log1p", "log2", "logb",
     "nearbyint", "rint", "round", "rsqrt", "sin", "sinh", "sqrt", "tan", "tanh", "tgamma", "trunc", "y0", "y1",
 )  # fmt: skip
@@ -69,4 +70,21 @@ _functions |= {alias: _functions[name] for alias, name in _OTHER_NAMES.items() i
 _functions["isfinited"] = _functions["finitef"]
 globals().update(_functions)
 
-__all__ = list(_functions)
+
+@triton.jit
+def mul_rn(x, y):
+    """x * y, rounded on its own: never contracted with an addition that follows."""
+    return _functions_fma(x, y, -0.0)
+
+
+@triton.jit
+def erfcx(x):
+    """exp(x^2) erfc(x), computed in float64; the error of x^2 is carried along."""
+    a = x.to(core.float64)
+    square = a * a
+    rest = _functions_fma(a, a, -square)
+    near = _functions_erfc(a) * _functions_exp(square) * (1.0 + rest)
+    t = 0.5 / square
+    series = 1.0 - t * (1.0 - 3.0 * t * (1.0 - 5.0 * t * (1.0 - 7.0 * t * (1.0 - 9.0 * t * (1.0 - 11.0 * t)))))
+    far = 0.5641895835477563 / a * series
+    return standard.where(a > 25.0, far, near).to(x.dtype)
