@@ -283,15 +283,21 @@ def _bessel_far(size: Real, order: int) -> Real:
     terms = [1.0]
     for k in range(1, 21):
         terms.append(-terms[-1] * (4.0 * order**2 - (2 * k - 1) ** 2) / (8.0 * k))
-    half = exp(0.5 * size)
-    value = half * ((1.0 / size).polynomial(terms) / (size * (2.0 * pi)).sqrt()) * half
+    most = size.clamp(0.0, 700.0)
+    value = exp(most) * ((1.0 / size).polynomial(terms) / (size * (2.0 * pi)).sqrt()) * exp(size - most)
     return size.equals(float("inf")).choose(size, value)
 
 
 def _bessel_near(size: Real, order: int) -> Real:
-    """The power series of I_order(size) / (size / 2)^order: all of its terms are positive."""
+    """The power series of I_order(size) / (size / 2)^order in size^2, whose terms are all positive; its derivative is
+    a quarter of the next order's series, and takes the rounding error of size^2 along.
+    """
     x = size.clamp(0.0, _BESSEL_SERIES_END)
-    return (x * x).polynomial([0.25**k / (factorial(k) * factorial(k + order)) for k in range(46)])
+    square = x * x
+    series, next_series = (
+        square.polynomial([0.25**k / (factorial(k) * factorial(k + n)) for k in range(46)]) for n in (order, order + 1)
+    )
+    return series + x.fma(x, -square) * 0.25 * next_series
 
 
 def bessel_i0(x: Real) -> Real:
