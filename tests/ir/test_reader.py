@@ -44,6 +44,17 @@ def test_names_and_locations():
     assert "tl.load" in Path(file).read_text().splitlines()[int(line) - 1]
 
 
+@triton.jit
+def hinted(x, y):
+    value = tl.load(x, eviction_policy="evict_first")
+    tl.store(y, value, cache_modifier=".cg")
+
+
+def test_cache_hints():
+    module = read_module(ttir(hinted, {"x": "*fp32", "y": "*fp32"}, {}))
+    assert [op.name for op in module.walk() if op.name in ("tt.load", "tt.store")] == ["tt.load", "tt.store"]
+
+
 @pytest.mark.parametrize("operator", [embedding, gemm, gemv], ids=lambda module: module.__name__.split(".")[-1])
 def test_the_operators(operator):
     from triton_ext import aot

@@ -2,6 +2,7 @@
 
 import re
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -92,6 +93,29 @@ def test_erf(dtype):
     x = values(dtype)
     exact = torch.special.erf(torch.from_numpy(x.astype(np.float64))).numpy().astype(np.longdouble)
     assert worst(apply(tl.erf, x), exact, dtype) <= (2 if dtype == np.float32 else 4)
+
+
+def erfcx(x):
+    return mpmath.exp(x * x) * mpmath.erfc(x)
+
+
+WITHOUT_NUMPY = {
+    "erfinv": (mpmath.erfinv, [0.0, -0.0, 1.0, -1.0, 0.5, 1e-30, -1e-8, 0.999999, -0.9999], (-1, 1)),
+    "erfcx": (erfcx, [0.0, -0.0, 24.99, 25.01, 1e3, -5.0], (-5, 40)),
+    "cyl_bessel_i0": (lambda x: mpmath.besseli(0, x), [0.0, -0.0, 29.99, -30.01, 88.0], (-80, 80)),
+    "cyl_bessel_i1": (lambda x: mpmath.besseli(1, x), [0.0, -0.0, 29.99, -30.01, 88.0, 1e-20], (-80, 80)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WITHOUT_NUMPY)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_functions_that_numpy_lacks(name, dtype):
+    function, special, (low, high) = WITHOUT_NUMPY[name]
+    x = np.concatenate([special, np.random.default_rng(0).uniform(low, high, 400)]).astype(dtype)
+    with mpmath.workdps(40):
+        exact = np.array([np.longdouble(mpmath.nstr(function(mpmath.mpf(float(v))), 25)) for v in x])
+    exact = np.where(exact == 0, np.longdouble(x), exact)  # mpmath has no negative zero
+    assert worst(apply(getattr(libdevice, name), x), exact, dtype) <= (2 if dtype == np.float32 else 4)
 
 
 @pytest.mark.parametrize("name", ["exp", "log", "sin", "tanh", "erf", "atan"])

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from triton.language import core
+import triton
+from triton.language import core, math
 
 _FLOATS = (core.float32, core.float64, core.float16, core.bfloat16)
 _INTEGERS = (core.int32, core.int64)
 
 _UNARY = (
-    "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "cbrt", "ceil", "cos", "cosh", "erf", "erfc", "exp",
+    "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "cbrt", "ceil", "cos", "cosh",
+    "cyl_bessel_i0", "cyl_bessel_i1", "erf", "erfc", "exp",
     "exp10", "exp2", "expm1", "fabs", "floor", "j0", "j1", "lgamma", "log", "log10", "log1p", "log2", "logb",
     "nearbyint", "rint", "round", "rsqrt", "sin", "sinh", "sqrt", "tan", "tanh", "tgamma", "trunc", "y0", "y1",
 )  # fmt: skip
@@ -69,4 +71,43 @@ _functions |= {alias: _functions[name] for alias, name in _OTHER_NAMES.items() i
 _functions["isfinited"] = _functions["finitef"]
 globals().update(_functions)
 
-__all__ = list(_functions)
+_fma, _exp, _erf, _erfc, _log, _sqrt = (_functions[name] for name in ("fma", "exp", "erf", "erfc", "log", "sqrt"))
+
+
+@triton.jit
+def mul_rn(x, y):
+    """x * y, rounded on its own: never contracted with an addition that follows."""
+    return _fma(x, y, -0.0)
+
+
+@triton.jit
+def erfcx(x):
+    """exp(x^2) erfc(x), computed in float64; the rounding error of x^2 is carried along."""
+    a = x.to(core.float64)
+    square = a * a
+    rest = _fma(a, a, -square)
+    near = _erfc(a) * _exp(square) * (1.0 + rest)
+    near = core.where(a < -26.7, float("inf"), near)
+    t = 0.5 / square
+    series = 1.0 - t * (1.0 - 3.0 * t * (1.0 - 5.0 * t * (1.0 - 7.0 * t * (1.0 - 9.0 * t * (1.0 - 11.0 * t)))))
+    return core.where(a > 25.0, 0.5641895835477563 / a * series, near).to(x.dtype)
+
+
+@triton.jit
+def erfinv(x):
+    """The inverse of erf: Winitzki's approximation, then Halley steps in float64, on erfc where erf is close to 1."""
+    v = x.to(core.float64)
+    a = math.abs(v)
+    logarithm = _log((1.0 - a) * (1.0 + a))
+    middle = 4.330746750799873 + 0.5 * logarithm
+    squared = _sqrt(middle * middle - logarithm / 0.147) - middle
+    y = _sqrt(core.where(squared < 0, 0.0, squared))
+    for _ in core.static_range(3):
+        error = core.where(a > 0.5, (1.0 - a) - _erfc(y), _erf(y) - a)
+        step = error * 0.8862269254527580 * _exp(y * y)
+        y -= step / (1.0 + y * step)
+    y = core.where(a == 1.0, float("inf"), y)
+    return core.where(v < 0, -y, core.where(v == 0, v, y)).to(x.dtype)
+
+
+__all__ = [*_functions, "erfcx", "erfinv", "mul_rn"]

@@ -275,12 +275,51 @@ def pow_(x: Real, y: Real) -> Real:
     return certain.choose(1.0, result)
 
 
+_BESSEL_SERIES_END = 30.0
+
+
+def _bessel_far(size: Real, order: int) -> Real:
+    """I_order(size) for large arguments. e^x in two factors: the result is finite where e^x is not."""
+    terms = [1.0]
+    for k in range(1, 21):
+        terms.append(-terms[-1] * (4.0 * order**2 - (2 * k - 1) ** 2) / (8.0 * k))
+    most = size.clamp(0.0, 700.0)
+    value = exp(most) * ((1.0 / size).polynomial(terms) / (size * (2.0 * pi)).sqrt()) * exp(size - most)
+    return size.equals(float("inf")).choose(size, value)
+
+
+def _bessel_near(size: Real, order: int) -> Real:
+    """The power series of I_order(size) / (size / 2)^order in size^2, whose terms are all positive; its derivative is
+    a quarter of the next order's series, and takes the rounding error of size^2 along.
+    """
+    x = size.clamp(0.0, _BESSEL_SERIES_END)
+    square = x * x
+    series, next_series = (
+        square.polynomial([0.25**k / (factorial(k) * factorial(k + n)) for k in range(46)]) for n in (order, order + 1)
+    )
+    return series + x.fma(x, -square) * 0.25 * next_series
+
+
+def bessel_i0(x: Real) -> Real:
+    size = abs(x)
+    result = (size <= _BESSEL_SERIES_END).choose(_bessel_near(size, 0), _bessel_far(size, 0))
+    return x.is_nan().choose(x, result)
+
+
+def bessel_i1(x: Real) -> Real:
+    size = abs(x)
+    result = (size <= _BESSEL_SERIES_END).choose(0.5 * size * _bessel_near(size, 1), _bessel_far(size, 1))
+    return x.is_nan().choose(x, result.with_sign_of(x))
+
+
 _NATIVE: dict[str, Callable[..., Real]] = {"exp": exp, "exp2": exp2, "log": log_e, "log2": log2, "rsqrt": rsqrt}
 _THROUGH_DOUBLE: dict[str, Callable[..., Real]] = {
     "acos": acos, "acosh": acosh, "asin": asin, "asinh": asinh, "atan": atan, "atan2": atan2, "atanh": atanh,
     "cos": cos, "cosh": cosh, "erf": erf, "exp10": exp10, "expm1": expm1, "log10": log10, "log1p": log1p, "pow": pow_,
     "sin": sin, "sinh": sinh, "tan": tan, "tanh": tanh,
 }  # fmt: skip
+_ALWAYS_DOUBLE: dict[str, Callable[..., Real]] = {"cyl_bessel_i0": bessel_i0, "cyl_bessel_i1": bessel_i1}
+"""Formulas in float64 for what the C library does not have."""
 _C_LIBRARY = frozenset(_THROUGH_DOUBLE) | {
     "cbrt", "erfc", "fdim", "fmod", "hypot", "ilogb", "j0", "j1", "ldexp", "lgamma", "llrint", "llround", "logb",
     "nextafter", "remainder", "tgamma", "y0", "y1",
@@ -291,16 +330,16 @@ _C_LIBRARY = frozenset(_THROUGH_DOUBLE) | {
 
 
 def supports(name: str) -> bool:
-    return name in _NATIVE or name in _C_LIBRARY
+    return name in _NATIVE or name in _ALWAYS_DOUBLE or name in _C_LIBRARY
 
 
 def call(emit: Emitter, name: str, arguments: Sequence[ir.Value], result: ir.Type) -> ir.Value:
     """Call a supported function of float32 or float64 lanes whose result has elements of type `result`."""
     element = scalar_of(arguments[0].type)
-    through_double = element == F32 and name in _THROUGH_DOUBLE
+    through_double = name in _ALWAYS_DOUBLE or (element == F32 and name in _THROUGH_DOUBLE)
     if not through_double and name not in _NATIVE:
         return _each_lane(emit, name, result, arguments)
-    formula = _THROUGH_DOUBLE[name] if through_double else _NATIVE[name]
+    formula = (_THROUGH_DOUBLE | _ALWAYS_DOUBLE | _NATIVE)[name]
     format_ = DOUBLE if through_double or element == F64 else SINGLE
 
     def body(inner: Emitter, values: Sequence[ir.Value]) -> ir.Value:
