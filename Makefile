@@ -2,6 +2,7 @@
 #   make demo    the three operators on two processes, checked and timed (about a minute)
 #   make test    the tests          make test-all   the slow ones as well
 #   make bench   the full sweep     make bench-cpu  the CPU backend against torch
+#   make stress  random operators, shapes, worlds and delays for SECONDS (60), results and leaks checked
 #   make lint    ruff and mypy
 #   make test-triton VERSION=3.6.0  the tests on another Triton, in an environment of its own
 # PIP_ARGS is passed to pip, for instance an index that has torch's CPU builds.
@@ -10,7 +11,9 @@ PIP_ARGS ?=
 PYTEST_ARGS ?=
 VENV := .venv
 
-.PHONY: demo bench-cpu test test-all test-triton bench lint setup clean
+SECONDS ?= 60
+
+.PHONY: stress demo bench-cpu test test-all test-triton bench lint setup clean
 setup: $(VENV)/.ready
 
 # $(1): the environment, $(2): its constraints
@@ -38,6 +41,9 @@ test: setup
 
 test-all: setup
 	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+
+stress: setup
+	TRITON_EXT_STRESS_S=$(SECONDS) $(VENV)/bin/python -m pytest -q -k random_operators tests/distributed/test_stress.py
 
 lint: setup
 	$(VENV)/bin/ruff check .

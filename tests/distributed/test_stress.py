@@ -1,15 +1,111 @@
-"""Many runs of many plans with ranks that wander apart: slow."""
+"""Random operators, shapes, worlds and delays on real processes, for a chosen time: `make stress`.
 
+TRITON_EXT_STRESS_S: how long (5); TRITON_EXT_STRESS_SEED: what repeats a sequence of cases.
+"""
+
+import gc
+import os
 import random
 import time
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from collectives import assert_close, inputs, launch, make_plan, reference
 from distributed import harness
+from ops.cases import Embedding, Gemm, Gemv
 
 COLLECTIVES = ["all_to_all", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "put"]
+BLOCKS = [(4, 16), (16, 16), (64, 64)]
+SECONDS = float(os.environ.get("TRITON_EXT_STRESS_S", 5))
+SEED = int(os.environ.get("TRITON_EXT_STRESS_SEED", time.time_ns() % 10**9))
+WORLDS = [2, 3, 5] if SECONDS >= 30 else [3]
+_WARM_UP = 5  # cases after which all that is allocated once is there
+_GROWTH_MIB = 48  # what compilation of new kernels may add to a process
+
+
+class Copy:
+    """copy_out through any collective, with ranks that choose different blocks where the collective allows it."""
+
+    def __init__(self, world, choose):
+        self.world, self.name = world, choose.choice(COLLECTIVES)
+        self.shape, self.block = (choose.randrange(1, 40), choose.randrange(1, 70)), choose.choice(BLOCKS)
+        self.tensors = inputs(world, self.shape, torch.float32, choose.randrange(1000))
+
+    def plan(self, rank):
+        return make_plan(self.name, self.shape, torch.float32, rank, self.world)
+
+    def call(self, rank, plan):
+        return launch(plan, self.tensors[rank], self.block)
+
+    def expected(self, rank):
+        return reference(self.name, self.tensors, rank)
+
+
+def random_case(world, choose):
+    kind = choose.choice(["copy", "copy", "gemm", "gemv", "embedding"])
+    seed = choose.randrange(1000)
+    if kind == "gemm":
+        m, k, n = (choose.randrange(1, 50) for _ in range(3))
+        return Gemm(world, m, k, n, seed=seed)
+    if kind == "gemv":
+        return Gemv(world, choose.choice([1, 2, 5]), choose.randrange(1, 60), choose.randrange(1, 90), seed=seed)
+    if kind == "embedding":
+        tables = [choose.randrange(1, 4) for _ in range(world)]
+        return Embedding(world, choose.randrange(1, 30), tables, choose.choice([4, 20, 33]), seed=seed)
+    return Copy(world, choose)
+
+
+def _holds():
+    """What this process holds: descriptors, mappings of shared memory, and MiB of memory."""
+    gc.collect()
+    mappings = Path("/proc/self/maps").read_text().count("memfd:")
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
+    return len(os.listdir("/proc/self/fd")), mappings, resident
+
+
+def _stress(rank, tell, world, seconds, seed):
+    choose, delay = random.Random(seed), random.Random(f"{seed} {rank}")  # the first is the same on all ranks
+    end = time.monotonic() + seconds
+    cases = runs = 0
+    held = (0, 0, 0)
+    while True:
+        go_on = torch.tensor([time.monotonic() < end or cases <= _WARM_UP])
+        dist.broadcast(go_on, 0)
+        if not go_on:
+            break
+        case = random_case(world, choose)
+        plan = case.plan(rank)
+        for _ in range(choose.randrange(1, 6)):
+            if delay.random() < 0.2:
+                time.sleep(delay.random() * 0.01)
+            result = case.call(rank, plan=plan)
+            assert_close(result, case.expected(rank).to(result.dtype))
+            runs += 1
+        plan.free()
+        del plan, result
+        cases += 1
+        if cases == _WARM_UP:
+            held = _holds()
+    return cases, runs, held, _holds()
+
+
+@pytest.mark.timeout(240 + 2 * SECONDS)
+@pytest.mark.parametrize("world", WORLDS)
+def test_random_operators_shapes_and_delays(world, capsys):
+    shared, descriptors = set(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd"))
+    results = harness.run(world, _stress, world, SECONDS / len(WORLDS), SEED)
+    for cases, runs, before, after in results:
+        assert (cases, runs) == results[0][:2] and cases > _WARM_UP
+        assert after[:2] <= before[:2], f"seed {SEED}: descriptors and mappings grew from {before[:2]} to {after[:2]}"
+        assert after[2] - before[2] < _GROWTH_MIB, f"seed {SEED}: memory grew from {before[2]} to {after[2]} MiB"
+    assert set(os.listdir("/dev/shm")) <= shared
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
+    with capsys.disabled():
+        cases, runs, before, after = results[0]
+        print(f"\nstress: world {world}, seed {SEED}: {cases} cases, {runs} runs, {after[2] - before[2]:+} MiB")
 
 
 def _wander(rank, tell, world):
@@ -22,7 +118,7 @@ def _wander(rank, tell, world):
         tensors = inputs(world, shape, torch.float32, seed)
         if delay.random() < 0.1:
             time.sleep(delay.random() * 0.01)
-        result = launch(plans[name], tensors[rank], block=order.choice([(4, 16), (16, 16), (64, 64)]))
+        result = launch(plans[name], tensors[rank], block=order.choice(BLOCKS))
         assert_close(result, reference(name, tensors, rank).to(result.dtype))
     return True
 

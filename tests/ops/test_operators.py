@@ -41,6 +41,13 @@ def test_one_column_and_no_depth():
     check(3, Gemm(3, n=1), Gemm(3, k=0), Gemv(3, n=1), Gemv(3, k=0), Embedding(3, dim=1), Embedding(3, longest=1))
 
 
+@pytest.mark.parametrize("world", [1, 2])
+def test_every_size_may_be_one(world):
+    """Triton makes an integer argument that is 1 a constant, which has no methods."""
+    ones = [Gemm(world, 1, 1, 1), Gemv(world, 1, 1, 1), Embedding(world, 1, 1, 1, longest=2)]
+    check(world, *ones, Embedding(world, tables=1), Gemm(world, m=1, n=1), Gemm(world, k=1, n=1), Gemv(world, n=1, k=1))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("operator", CASES)
 def test_dtypes(operator, dtype):

@@ -28,7 +28,7 @@ def pooled_tile(weight, table_starts, indices, offsets, tile_b, table, tile_d, B
     inside = (samples < B) & (table < T)
     bags = table.to(tl.int64) * B + samples
     starts = tl.load(offsets + bags, mask=inside, other=0)
-    behind = tl.where(inside & (bags + 1 < T.to(tl.int64) * B), bags + 1, 0)
+    behind = tl.where(inside & (bags + 1 < tl.cast(T, tl.int64) * B), bags + 1, 0)
     ends = tl.load(offsets + behind, mask=behind > 0, other=n_indices)
     counts = tl.where(inside, ends - starts, 0)
     rows = weight + tl.load(table_starts + table, mask=table < T, other=0) * stride_w
