@@ -78,8 +78,8 @@ class CachePolicyAttr(ParametrizedAttribute):
     """`#tt.cache_policy<cache_modifier = cg, eviction_policy = evict_last>`: a hint, which a CPU has no use for."""
 
     name = "tt.cache_policy"
-    cache_modifier: StringAttr = param_def()
-    eviction_policy: StringAttr = param_def()
+    cache_modifier: Attribute = param_def()
+    eviction_policy: Attribute = param_def()
 
     @classmethod
     def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
