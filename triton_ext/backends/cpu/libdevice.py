@@ -75,13 +75,13 @@ _fma, _exp, _erf, _erfc, _log, _sqrt = (_functions[name] for name in ("fma", "ex
 
 
 @triton.jit
-def mul_rn(x: Any, y: Any) -> Any:
+def mul_rn(x, y):  # type: ignore[no-untyped-def]
     """x * y, rounded on its own: never contracted with an addition that follows."""
     return _fma(x, y, -0.0)
 
 
 @triton.jit
-def erfcx(x: Any) -> Any:
+def erfcx(x):  # type: ignore[no-untyped-def]
     """exp(x^2) erfc(x), computed in float64; the rounding error of x^2 is carried along."""
     a = x.to(core.float64)
     square = a * a
@@ -94,7 +94,7 @@ def erfcx(x: Any) -> Any:
 
 
 @triton.jit
-def erfinv(x: Any) -> Any:
+def erfinv(x):  # type: ignore[no-untyped-def]
     """The inverse of erf: Winitzki's approximation, then Halley steps in float64, on erfc where erf is close to 1."""
     v = x.to(core.float64)
     a = math.abs(v)
