@@ -7,6 +7,7 @@ import gc
 import os
 import random
 import time
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,7 @@ def _stress(rank, tell, world, seconds, seed):
 @pytest.mark.timeout(240 + 2 * SECONDS)
 @pytest.mark.parametrize("world", WORLDS)
 def test_random_operators_shapes_and_delays(world, capsys):
+    resource_tracker.ensure_running()  # Python's own, which starts with the first process and stays
     shared, descriptors = set(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd"))
     results = harness.run(world, _stress, world, SECONDS / len(WORLDS), SEED)
     for cases, runs, before, after in results:

@@ -1,4 +1,4 @@
-"""torch.compile with inductor's Triton code generator on the CPU: its kernels run here, and equal eager."""
+"""Inductor's Triton code generator on the CPU: what it launches is this backend's, and equals eager."""
 
 import subprocess
 import sys
@@ -118,11 +118,15 @@ UNARY = [
     "expm1", "log", "log2", "log10", "log1p", "erf", "erfc", "erfinv", "lgamma", "sigmoid", "sqrt", "rsqrt",
     "ceil", "floor", "round", "trunc", "signbit", "isnan", "isinf", "i0", "reciprocal",
 ]  # fmt: skip
-SPECIAL = ["bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "modified_bessel_i0", "modified_bessel_i1", "erfcx"]
-BINARY = ["atan2", "hypot", "nextafter", "pow", "fmod", "remainder", "copysign"]
+SPECIAL = [
+    "bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "modified_bessel_i0", "modified_bessel_i1", "erfcx",
+]  # fmt: skip
+BINARY = [
+    "atan2", "hypot", "nextafter", "pow", "fmod", "remainder", "copysign",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], **NAMES)
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)], **NAMES)
 def test_math(dtype):
     def function(x, y):
         unary = [getattr(torch, name)(x) for name in UNARY] + [getattr(torch.special, name)(x) for name in SPECIAL]
@@ -131,7 +135,9 @@ def test_math(dtype):
     check(function, Y.to(dtype), Y.flip(0).to(dtype) * 2)
 
 
-@pytest.mark.parametrize("dtype", FLOATS, **NAMES)
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(t, marks=[] if t == torch.float32 else pytest.mark.slow) for t in FLOATS], **NAMES
+)
 def test_backward(dtype):
     def function(x):
         x = F.gelu(x) + F.silu(x) * F.relu(x).clamp(max=1.5)
