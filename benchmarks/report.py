@@ -13,6 +13,10 @@ _LABELS = {
     "unfused_gloo": "unfused, gloo",
     "unfused_mpi": "unfused, MPI",
     "compute_only": "compute only",
+    "triton_ext": "triton_ext",
+    "torch": "torch",
+    "onednn": "oneDNN",
+    "one_thread": "triton_ext, one thread",
     "limit": "limit",
 }
 
@@ -61,7 +65,13 @@ def markdown(records: list[Record]) -> str:
     return "\n".join(lines)
 
 
-def plot(records: list[Record], path: Path) -> None:
+def plot(
+    records: list[Record],
+    path: Path,
+    limit_is: str = "max(compute only, copy of what leaves the rank)",
+    *,
+    logarithmic: bool = False,
+) -> None:
     """Times relative to the limit, a group of bars for each case; whiskers from the 10th to the 90th percentile."""
     import matplotlib
 
@@ -75,9 +85,14 @@ def plot(records: list[Record], path: Path) -> None:
         "unfused_gloo": "#c9803a",
         "unfused_mpi": "#7a6bb0",
         "compute_only": "#b8b8b8",
+        "triton_ext": "#1b7f5c",
+        "torch": "#c9803a",
+        "onednn": "#7a6bb0",
+        "one_thread": "#b8b8b8",
     }
     figure, axis = pyplot.subplots(figsize=(9, 0.62 * len(cases) + 1.6), layout="constrained")
     height = 0.8 / len(names)
+    labelled: set[str] = set()
     for i, name in enumerate(names):
         for at, (*_, variants) in enumerate(cases):
             if name not in variants:
@@ -91,13 +106,16 @@ def plot(records: list[Record], path: Path) -> None:
                 xerr=[[max(0, median - low)], [max(0, high - median)]],
                 color=colours[name],
                 error_kw={"linewidth": 0.8},
-                label=_LABELS[name] if at == 0 else None,
+                label=None if name in labelled else _LABELS[name],
             )
+            labelled.add(name)
     axis.axvline(1, color="black", linewidth=0.8)
     axis.set_yticks(range(len(cases)), [f"{operator}\n{shape}" for operator, shape, _ in cases], fontsize=8)
     axis.margins(y=0.01)
     axis.invert_yaxis()
-    axis.set_xlabel("time / limit, where limit = max(compute only, copy of what leaves the rank)")
+    if logarithmic:
+        axis.set_xscale("log")
+    axis.set_xlabel(f"time / limit, where limit = {limit_is}")
     figure.legend(loc="outside upper center", ncols=len(names), frameon=False)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)

@@ -77,7 +77,9 @@ def configuration(m: int, n: int, device: torch.device) -> dict[str, int]:
         return {"BM": 64, "BN": 128, "BK": 64}
     # Large tiles pack each operand fewer times; two rows of tiles at least, so that one travels meanwhile.
     rows, columns = triton.next_power_of_2(max(triton.cdiv(m, 2), 1)), triton.next_power_of_2(n)
-    return {"BM": min(max(rows, 32), 512), "BN": min(max(columns, 32), 256), "BK": 128}
+    # Wide ones where there are rows enough to pay for packing the right operand, and columns enough to fill them.
+    most_rows, most_columns = (256, 512) if rows >= 256 and triton.cdiv(n, 256) % 2 == 0 else (512, 256)
+    return {"BM": min(max(rows, 32), most_rows), "BN": min(max(columns, 32), most_columns), "BK": 128}
 
 
 def run(a: torch.Tensor, b: torch.Tensor, plan: Plan) -> torch.Tensor:

@@ -5,6 +5,8 @@ import torch
 import triton
 import triton.language as tl
 
+from triton_ext.backends.cpu.codegen import native
+
 SIZES = [1, 2, 4, 8, 16, 32, 64]
 
 
@@ -29,7 +31,7 @@ def power(size):
     return max(1, triton.next_power_of_2(size))
 
 
-def check(m, n, k, dtype=torch.float32, acc=False, transposed=False, out=torch.float32, tolerance=1e-5):
+def check(m, n, k, dtype=torch.float32, acc=False, transposed=False, out=torch.float32, tolerance=1e-5, **options):
     torch.manual_seed(m * 10000 + n * 100 + k)
     if dtype.is_floating_point:
         a, b = torch.randn(m, k).to(dtype), torch.randn(n, k) if transposed else torch.randn(k, n)
@@ -40,10 +42,11 @@ def check(m, n, k, dtype=torch.float32, acc=False, transposed=False, out=torch.f
     c = torch.randn(m, n).to(out) if out.is_floating_point else torch.randint(-100, 100, (m, n), dtype=out)
     wide = torch.float64 if out.is_floating_point else torch.int64
     expected = a.to(wide) @ (b.T if transposed else b).to(wide) + (c.to(wide) if acc else 0)
-    names = {torch.float32: tl.float32, torch.float16: tl.float16, torch.float64: tl.float64, torch.int32: tl.int32}
-    product[(1,)](a, b, c, power(m), power(n), power(k), m, n, k, acc, names[out], transposed)
+    out_type = getattr(tl, str(out).removeprefix("torch."))
+    kernel = product[(1,)](a, b, c, power(m), power(n), power(k), m, n, k, acc, out_type, transposed, **options)
     error = (c.to(wide) - expected).abs().max().item()
     assert error <= tolerance * max(1, expected.abs().max().item())
+    return kernel
 
 
 @pytest.mark.parametrize("m", SIZES)
@@ -72,7 +75,7 @@ def both_transposed(a, b, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
     """c = a.T @ b.T of a computed operand each: a is [K, M], b is [N, K]."""
     i, j, d = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
     x = tl.load(a + d[:, None] * M + i[None, :]) * 2.0
-    y = tl.load(b + j[:, None] * K + d[None, :]) + d[None, :]
+    y = (tl.load(b + j[:, None] * K + d[None, :]) + d[None, :]).to(x.dtype)
     tl.store(c + i[:, None] * N + j[None, :], tl.dot(x.trans(), y.trans()))
 
 
@@ -254,3 +257,71 @@ def test_nan_and_inf_pass_through():
     expected = a @ b
     assert torch.equal(c.isnan(), expected.isnan())
     assert torch.equal(c.isinf(), expected.isinf())
+
+
+# Both ways to multiply bfloat16: pairs in the processor's own instruction, and widened to float32.
+native_or_widened = pytest.mark.parametrize(
+    "native_bf16",
+    [
+        pytest.param(
+            True, marks=pytest.mark.skipif(not native.host_vectors().bf16_dot, reason="needs a CPU with AVX512-BF16")
+        ),
+        False,
+    ],
+)
+
+
+@native_or_widened
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("m", [1, 24])
+def test_bfloat16(native_bf16, transposed, m):
+    """Depths and widths of every kind, odd ones as well, whose last pair is half masked."""
+    for n in (1, 3, 8, 31, 64):
+        for k in (1, 2, 7, 20, 129):
+            check(m, n, k, torch.bfloat16, acc=k > 2, transposed=transposed, bf16_dot=native_bf16)
+
+
+@native_or_widened
+def test_the_instruction_for_bfloat16_is_chosen_by_the_option(native_bf16):
+    kernel = check(16, 32, 64, torch.bfloat16, bf16_dot=native_bf16)
+    assert ("dpbf16ps" in kernel.asm["llir"]) == native_bf16
+
+
+@native_or_widened
+@pytest.mark.parametrize("shape", [(16, 32, 64), (64, 16, 4), (4, 64, 32)])
+def test_transposed_bfloat16_operands_that_are_computed(native_bf16, shape):
+    m, n, k = shape
+    a, b, c = torch.randn(k, m).bfloat16(), torch.randint(-9, 9, (n, k)).bfloat16(), torch.empty(m, n)
+    both_transposed[(1,)](a, b, c, M=m, N=n, K=k, bf16_dot=native_bf16)
+    expected = 2 * a.double().T @ (b.double() + torch.arange(k)).T
+    torch.testing.assert_close(c.double(), expected, rtol=0, atol=1e-5 * expected.abs().max().item())
+
+
+@triton.jit
+def batched(a, b, c, B: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    """c[i] = a[i] @ b[i].T; a is [B, M, K], b is [B, N, K]."""
+    i, j = tl.arange(0, B)[:, None, None], tl.arange(0, M)[None, :, None]
+    columns, depth = tl.arange(0, N)[None, :, None], tl.arange(0, K)[None, None, :]
+    x, y = tl.load(a + (i * M + j) * K + depth), tl.load(b + (i * N + columns) * K + depth)
+    out = c + (i * M + j) * N + tl.arange(0, N)[None, None, :]
+    tl.store(out, tl.dot(x, y.permute(0, 2, 1)))
+
+
+@native_or_widened
+@pytest.mark.parametrize("shape", [(1, 16, 16, 16), (2, 4, 32, 64), (4, 32, 8, 2)])
+def test_batched_bfloat16(native_bf16, shape):
+    size, m, n, k = shape
+    a, b, c = torch.randn(size, m, k).bfloat16(), torch.randn(size, n, k).bfloat16(), torch.empty(size, m, n)
+    batched[(1,)](a, b, c, B=size, M=m, N=n, K=k, bf16_dot=native_bf16)
+    torch.testing.assert_close(c.double(), a.double() @ b.double().mT, rtol=0, atol=1e-4)
+
+
+@native_or_widened
+@pytest.mark.parametrize("shape", [(64, 64, 64), (100, 77, 51), (33, 130, 200), (1, 64, 40)])
+def test_a_whole_product_of_bfloat16(native_bf16, shape):
+    m, n, k = shape
+    a, b, c = torch.randn(m, k).bfloat16(), torch.randn(k, n).bfloat16(), torch.empty(m, n)
+    grid = (triton.cdiv(m, 32) * triton.cdiv(n, 64),)
+    looped[grid](a, b, c, m, n, k, BM=32, BN=64, BK=16, PLUS=False, bf16_dot=native_bf16)
+    expected = torch.nn.functional.leaky_relu(a.double() @ b.double(), 0.5)
+    torch.testing.assert_close(c.double(), expected, rtol=0, atol=1e-5 * expected.abs().max().item())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -38,6 +38,8 @@ class CPUOptions:
     ir_override: str | None = None
     instrumentation_mode: str = ""
     fpsan_homomorphic_casts: bool = False
+    bf16_dot: bool = True
+    """Let tl.dot of bfloat16 use the processor's own instructions, where it has them."""
     backend_name: str = "cpu"
     arch: str = ""
     supported_fp8_dtypes: tuple[str, ...] = ("fp8e5", "fp8e4nv")
@@ -76,9 +78,11 @@ _one_at_a_time = threading.Lock()  # the reader of the IR is not made for thread
 
 def make_llir(module: Any, metadata: dict[str, Any], options: CPUOptions) -> str:
     """Triton IR (a module or its text) to optimised LLVM IR; fills in `name` and `scratch_bytes`."""
+    host = native.host_vectors()
+    host = replace(host, bf16_dot=host.bf16_dot and options.bf16_dot)
     with _one_at_a_time:
         kernel = read_module(str(module))
-        lowered = lower_module(kernel, native.host_vectors(), enable_fp_fusion=options.enable_fp_fusion)
+        lowered = lower_module(kernel, host, enable_fp_fusion=options.enable_fp_fusion)
     metadata["name"] = lowered.name
     metadata["scratch_bytes"] = lowered.scratch_bytes
     metadata["shared"] = 0

@@ -11,12 +11,16 @@ from xdsl.ir import Attribute, OpResult, SSAValue
 from triton_ext.backends.cpu.codegen import elementwise, liveness, microkernel, scaled
 from triton_ext.backends.cpu.codegen.emit import Index
 from triton_ext.backends.cpu.codegen.lltypes import BF16, F16, F32, element_of, with_lanes_of
-from triton_ext.backends.cpu.codegen.packing import converted, panels
+from triton_ext.backends.cpu.codegen.packing import Pairs, converted, panels
 from triton_ext.backends.cpu.codegen.tiles import Buffer, Tile, Uniform
 from triton_ext.ir.dialect import DotOp, DotScaledOp
 
 if TYPE_CHECKING:
     from triton_ext.backends.cpu.codegen.function import FunctionLowering
+
+
+_NARROWEST = 4
+"""Lanes of the narrowest instruction for pairs of bfloat16."""
 
 
 def lower_dot(lowering: FunctionLowering, op: DotOp) -> None:
@@ -69,9 +73,14 @@ def _multiply(lowering: FunctionLowering, a: Tile, b: Tile, accumulator: Buffer,
     rows, depth, columns = *a.shape[-2:], b.shape[-1]
     half = accumulator.lane in (F16, BF16)
     element: Attribute = Float32Type() if half else accumulator.element
-    block = microkernel.register_block(rows, columns, F32 if half else accumulator.lane, emit.lanes)
-    left = scheduler.materialize(converted(a, element))
-    right = panels(scheduler, converted(b, element), block.columns)
+    total = F32 if half else accumulator.lane
+    block = microkernel.register_block(rows, columns, total, emit.lanes)
+    operands: tuple[Tile, Tile] = converted(a, element), converted(b, element)
+    if emit.bf16_dot and a.lane == b.lane == BF16 and depth > 1 and block.lanes >= _NARROWEST:
+        operands = Pairs(a, len(a.shape) - 1), Pairs(b, len(b.shape) - 2)
+        depth //= 2
+    left = scheduler.materialize(operands[0])
+    right = panels(scheduler, operands[1], block.columns)
 
     def load(place: ir.Value, vector: ir.Type) -> ir.Value:
         if not half:
@@ -89,7 +98,7 @@ def _multiply(lowering: FunctionLowering, a: Tile, b: Tile, accumulator: Buffer,
         result = emit.offset(accumulator.pointer, emit.mul(number, rows * columns), accumulator.lane)
         strides = left.strides[-2], left.strides[-1]
         at = microkernel.Operands(left_matrix, strides, right_matrix, result, rows, columns, depth)
-        microkernel.multiply(emit, block, at, left.lane, None if fresh else load, store, accumulator.lane)
+        microkernel.multiply(emit, block, at, left.lane, None if fresh else load, store, total, accumulator.lane)
 
     batched = len(a.shape) == 3
     if not batched or a.shape[0] == 1:

@@ -25,13 +25,17 @@ Index: TypeAlias = int | ir.Value
 class Emitter:
     """The builder of one LLVM function, with the helpers that every part of the code generator needs."""
 
-    def __init__(self, module: ir.Module, function: ir.Function, *, fast_fma: bool, lanes: int) -> None:
+    def __init__(
+        self, module: ir.Module, function: ir.Function, *, fast_fma: bool, lanes: int, bf16_dot: bool = False
+    ) -> None:
         self.module = module
         self.function = function
         self.entry = function.append_basic_block("entry")
         self.builder = ir.IRBuilder(self.entry)
         self.lanes = lanes
         """32-bit lanes of one hardware vector."""
+        self.bf16_dot = bf16_dot
+        """Products of pairs of bfloat16 have instructions of their own."""
         self.flags = ("contract",) if fast_fma else ()
 
     # -- indices ------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from triton_ext.backends.cpu.codegen.emit import Emitter, Index
-from triton_ext.backends.cpu.codegen.lltypes import is_float, scalar_of, size_bytes
+from triton_ext.backends.cpu.codegen.lltypes import BF16, F32, I32, everywhere, is_float, scalar_of, size_bytes
 
 _UNROLLED_DEPTH = 4
 
@@ -60,15 +60,16 @@ def multiply(
     element: ir.Type,
     load: Callable[[ir.Value, ir.Type], ir.Value] | None,
     store: Callable[[ir.Value, ir.Value], None],
+    total: ir.Type,
     result_element: ir.Type,
 ) -> None:
-    """result += left @ right in `element`, or = without `load`.
+    """result += left @ right, or = without `load`; operands of `element`, summed in `total`.
 
-    load and store move a vector of the result, whose elements may be narrower.
+    Operands of words are pairs of bfloat16 where the sums are floats: depth counts pairs. load and store move a vector
+    of the result, whose elements may be narrower.
     """
-    vector = ir.VectorType(element, block.lanes) if block.lanes > 1 else element
-    scalar_zero = ir.Constant(element, 0.0 if is_float(element) else 0)
-    zero = emit.splat(scalar_zero, block.lanes) if block.lanes > 1 else scalar_zero
+    vector = ir.VectorType(total, block.lanes) if block.lanes > 1 else total
+    zero = everywhere(vector, 0.0 if is_float(total) else 0)
 
     def panel(column: ir.Value, _: list[ir.Value]) -> list[ir.Value]:
         right = emit.offset(at.right, emit.mul(column, at.depth), element)
@@ -85,9 +86,9 @@ def multiply(
             ]
             left = emit.offset(at.left, emit.mul(row, at.left_strides[0]), element)
             # The result is added last, so that the first multiplications do not wait for its loads.
-            sums = _walk_depth(emit, block, at, element, vector, left, right, [zero] * len(places))
-            for place, total in zip(places, sums, strict=True):
-                store(_add(emit, load(place, vector), total) if load else total, place)
+            sums = _walk_depth(emit, block, at, element, left, right, [zero] * len(places))
+            for place, value in zip(places, sums, strict=True):
+                store(_add(emit, load(place, vector), value) if load else value, place)
             return []
 
         _loop(emit, at.rows, block.rows, rows)
@@ -108,13 +109,13 @@ def _walk_depth(
     block: RegisterBlock,
     at: Operands,
     element: ir.Type,
-    vector: ir.Type,
     left: ir.Value,
     right: ir.Value,
     totals: list[ir.Value],
 ) -> list[ir.Value]:
     """One register block over the whole depth."""
     unroll = min(at.depth, _UNROLLED_DEPTH)
+    vector = ir.VectorType(element, block.lanes) if block.lanes > 1 else element
 
     def steps(k: Index, sums: list[ir.Value]) -> list[ir.Value]:
         for step in range(unroll):
@@ -140,7 +141,13 @@ def _add(emit: Emitter, x: ir.Value, y: ir.Value) -> ir.Value:
 
 
 def multiply_add(emit: Emitter, x: ir.Value, y: ir.Value, total: ir.Value) -> ir.Value:
-    """x * y + total; rounded once for floats."""
+    """x * y + total; rounded once for floats. Words times floats are pairs of bfloat16."""
+    if scalar_of(x.type) == I32 and scalar_of(total.type) == F32:
+        bits = 32 * total.type.count
+        name = f"llvm.x86.avx512bf16.dpbf16ps.{bits}"
+        pairs = ir.VectorType(BF16, bits // 16)
+        function = emit.declare(name, total.type, [total.type, pairs, pairs])
+        return emit.builder.call(function, [total, *(emit.builder.bitcast(words, pairs) for words in (x, y))])
     if is_float(scalar_of(total.type)):
         return emit.intrinsic("fma", total.type, [x, y, total])
     return emit.builder.add(total, emit.builder.mul(x, y))

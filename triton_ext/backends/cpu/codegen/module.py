@@ -31,6 +31,8 @@ class HostVectors:
 
     lanes: int
     """32-bit lanes of one vector register."""
+    bf16_dot: bool = False
+    """Has instructions that add products of pairs of bfloat16 to float32 (AVX512-BF16, for vectors of every size)."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,9 @@ class ModuleLowering:
         scratch = function.args[-1]
         scratch.add_attribute("noalias")
         function.attributes.add("nounwind")
-        return Emitter(self.llvm, function, fast_fma=self._fp_fusion, lanes=self._host.lanes)
+        return Emitter(
+            self.llvm, function, fast_fma=self._fp_fusion, lanes=self._host.lanes, bf16_dot=self._host.bf16_dot
+        )
 
     def _lower_callee(self, name: str) -> None:
         source = self._sources[name]

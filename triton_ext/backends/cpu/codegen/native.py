@@ -27,7 +27,7 @@ def host_features() -> str:
 def host_vectors() -> HostVectors:
     features = llvm.get_host_cpu_features()
     if features.get("avx512f") and features.get("avx512vl") and features.get("avx512bw"):
-        return HostVectors(lanes=16)
+        return HostVectors(lanes=16, bf16_dot=bool(features.get("avx512bf16")))
     return HostVectors(lanes=8 if features.get("avx2") else 4)
 
 

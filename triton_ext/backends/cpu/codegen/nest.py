@@ -160,7 +160,7 @@ class Nest:
         key = (id(tile), *map(_key, point))
         if (known := memo.get(key)) is not None:
             return known[0]
-        with self._positioned(level):
+        with self.positioned(level):
             value = tile.emit(self, point)
             if tile in self.captures and point == self._point:
                 self.captures[tile].write(self, point, value)
@@ -168,7 +168,8 @@ class Nest:
         return value
 
     @contextmanager
-    def _positioned(self, level: int) -> Iterator[None]:
+    def positioned(self, level: int) -> Iterator[None]:
+        """Emit where values of `level` belong, for all that is nested deeper to use."""
         block = self._frames[level].block
         if level == self.level or block is None:
             yield

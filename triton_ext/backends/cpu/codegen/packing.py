@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from llvmlite import ir
+from xdsl.dialects.builtin import IntegerType
 from xdsl.ir import Attribute
 
 from triton_ext.backends.cpu.codegen import elementwise
 from triton_ext.backends.cpu.codegen.emit import Emitter
-from triton_ext.backends.cpu.codegen.lltypes import I32, is_float, scalar_of, size_bytes, with_lanes_of
-from triton_ext.backends.cpu.codegen.nest import At, Lanes, Nest, Point
+from triton_ext.backends.cpu.codegen.lltypes import I16, I32, everywhere, is_float, scalar_of, size_bytes, with_lanes_of
+from triton_ext.backends.cpu.codegen.nest import At, Coordinate, Lanes, Nest, Point, Scattered
 from triton_ext.backends.cpu.codegen.schedule import Plan, Scheduler
 from triton_ext.backends.cpu.codegen.tiles import Buffer, Dims, Reshape, Tile, View
 
@@ -35,6 +36,52 @@ class Converted(View):
 
 def converted(tile: Tile, element: Attribute) -> Tile:
     return tile if tile.element == element else Converted(tile, element)
+
+
+class Pairs(Tile):
+    """Neighbours along `axis` of a tile of 16-bit numbers, as one 32-bit word each: the even one in its lower half."""
+
+    def __init__(self, source: Tile, axis: int) -> None:
+        super().__init__([size // 2 if d == axis else size for d, size in enumerate(source.shape)], IntegerType(32))
+        self.source, self.axis = source, axis
+
+    def inputs(self, dims: Dims) -> Iterator[tuple[Tile, Dims]]:
+        return iter(((self.source, dims),))
+
+    def emit(self, nest: Nest, point: Point) -> ir.Value:
+        emit, builder = nest.emit, nest.emit.builder
+        along = point[self.axis]
+        with nest.positioned(along.level):
+            places = _both(nest, along)
+        halves = [nest.value(self.source, (*point[: self.axis], here, *point[self.axis + 1 :])) for here in places]
+        if isinstance(along, Lanes):
+            # Twice as many numbers as there are lanes: they lie in memory as the words do.
+            numbers = ir.Constant(ir.VectorType(I32, 2 * nest.width), list(range(2 * nest.width)))
+            both = builder.shuffle_vector(*(_spread(emit, half, nest.width) for half in halves), numbers)
+            return builder.bitcast(both, ir.VectorType(I32, nest.width))
+        low, high = emit.aligned_lanes(halves)
+        words = [
+            builder.zext(builder.bitcast(half, with_lanes_of(I16, half.type)), with_lanes_of(I32, half.type))
+            for half in (low, high)
+        ]
+        return builder.or_(words[0], builder.shl(words[1], everywhere(words[1].type, 16)))
+
+
+def _both(nest: Nest, pair: Coordinate) -> tuple[Coordinate, Coordinate]:
+    """Where the two halves of a pair are; of lanes of pairs, the first and the second half of their numbers."""
+    emit = nest.emit
+    match pair:
+        case At(value):
+            first = emit.mul(value, 2)
+            return At(first, pair.level), At(emit.add(first, 1), pair.level)
+        case Lanes(base):
+            first = emit.mul(base, 2)
+            return Lanes(first, pair.level), Lanes(emit.add(first, nest.width), pair.level)
+        case Scattered(indices):
+            first = emit.builder.shl(indices, everywhere(indices.type, 1))
+            second = emit.builder.add(first, everywhere(indices.type, 1))
+            return Scattered(first, pair.level), Scattered(second, pair.level)
+    raise AssertionError(pair)
 
 
 def _widen(emit: Emitter, value: ir.Value, element: ir.Type) -> ir.Value:
