@@ -131,7 +131,7 @@ class CPUBackend(BaseBackend):
         known = {k: v for k, v in options.items() if k in CPUOptions.__dataclass_fields__ and v is not None}
         if "enable_fp_fusion" not in known:
             known["enable_fp_fusion"] = _default_fp_fusion()
-        known.setdefault("sanitize", os.environ.get("TRITON_EXT_SANITIZE", "0") != "0")
+        known.setdefault("sanitize", os.environ.get("TRITON_EXT_SANITIZE") == "1")
         known["arch"] = str(self.target.arch)
         if isinstance(known.get("extern_libs"), dict):
             known["extern_libs"] = tuple(sorted(known["extern_libs"].items()))

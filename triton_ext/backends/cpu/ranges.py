@@ -41,24 +41,30 @@ def add_unwritten(tensor: torch.Tensor) -> None:
     """Nothing of what `tensor` shows has been written yet. Kept as long as the tensor lives."""
     storage = tensor.untyped_storage()
     size = tensor.element_size()
-    shadow = torch.ones(storage.nbytes(), dtype=torch.uint8)
-    strides = (*(stride * size for stride in tensor.stride()), 1)
-    shadow.as_strided((*tensor.shape, size), strides, tensor.storage_offset() * size).zero_()
     with _lock:
+        shadow = _shadow_of(storage)
+        if shadow is None:
+            shadow = torch.ones(storage.nbytes(), dtype=torch.uint8)
+        strides = (*(stride * size for stride in tensor.stride()), 1)
+        shadow.as_strided((*tensor.shape, size), strides, tensor.storage_offset() * size).zero_()
         _unwritten[storage.data_ptr()] = _Unwritten(weakref.ref(tensor), shadow, tensor._version)
 
 
-def shadow_of(storage_address: int) -> torch.Tensor | None:
-    """The bytes of a storage that have been written, where that is kept.
+def shadow_of(storage: torch.UntypedStorage) -> torch.Tensor | None:
+    """Which bytes of a storage have been written, where that is kept.
 
     No longer once torch has written to the tensor, which tells that it did, but not where.
     """
     with _lock:
-        entry = _unwritten.get(storage_address)
-        if entry is None:
-            return None
-        tensor = entry.tensor()
-        if tensor is None or tensor._version != entry.version:
-            del _unwritten[storage_address]
-            return None
-        return entry.shadow
+        return _shadow_of(storage)
+
+
+def _shadow_of(storage: torch.UntypedStorage) -> torch.Tensor | None:
+    entry = _unwritten.get(storage.data_ptr())
+    if entry is None:
+        return None
+    tensor = entry.tensor()
+    if tensor is None or tensor._version != entry.version or entry.shadow.numel() != storage.nbytes():
+        del _unwritten[storage.data_ptr()]
+        return None
+    return entry.shadow

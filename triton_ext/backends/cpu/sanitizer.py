@@ -77,13 +77,13 @@ class Launch:
         element = f", element {_unravel(word[Word.ELEMENT], shape)} of a block of {tuple(shape)}" if shape else ""
         program = word[Word.X], word[Word.Y], word[Word.Z]
         raise MemoryAccessError(
-            f"kernel {self._kernel}: {problem}, at {line}, program {program}{element}: {_bytes(nbytes)} "
+            f"kernel {self._kernel}: {problem}, at {line}, program {program}{element}: its {_bytes(nbytes)} begin "
             f"{self._place(word[Word.ADDRESS])}"
         )
 
     def _place(self, address: int) -> str:
         if not self._ranges:
-            return f"{address:#x}, and the kernel was given no tensor"
+            return f"at {address:#x}, and the kernel was given no tensor"
         return min(self._ranges, key=lambda each: each.distance(address)).place(address)
 
 
@@ -106,7 +106,7 @@ def _range_of(argument: Any, name: str) -> _Range | None:
     kind = str(tensor.dtype).removeprefix("torch.")
     within = "" if nbytes == prod(tensor.shape) * tensor.element_size() else f", in a storage of {_bytes(nbytes)}"
     text = f"{name} ({kind}, shape {tuple(tensor.shape)}{within})"
-    return _Range(begin, begin + nbytes, text, ranges.shadow_of(begin))
+    return _Range(begin, begin + nbytes, text, ranges.shadow_of(storage))
 
 
 def _unravel(number: int, shape: Sequence[int]) -> tuple[int, ...]:

@@ -57,7 +57,9 @@ def lower_rmw(lowering: FunctionLowering, op: Operation) -> None:
             return _add_bfloat(lowering.emit, pointer, values[0], _order(op))
         return lowering.emit.builder.atomic_rmw(_RMW[kind], pointer, values[0], _order(op))
 
-    _each_element(lowering, op, op.ptr, [op.val], op.mask, perform, Does.READS | Does.WRITES)
+    overwrites = kind == "exch" and next(iter(op.result.uses), None) is None
+    does = Does.WRITES if overwrites else Does.READS | Does.WRITES
+    _each_element(lowering, op, op.ptr, [op.val], op.mask, perform, does)
 
 
 def _add_bfloat(emit: Emitter, pointer: ir.Value, value: ir.Value, order: str) -> ir.Value:
