@@ -27,3 +27,7 @@ class LaunchError(TritonExtError):
 
 class SimulationError(TritonExtError):
     """The simulator found a fault in a kernel's communication, or cannot run it: names the seed and the line."""
+
+
+class MemoryAccessError(TritonExtError):
+    """A checked kernel (TRITON_EXT_SANITIZE=1) left the memory of its tensors, or read what nobody has written."""

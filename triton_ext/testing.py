@@ -1,4 +1,4 @@
-"""Virtual ranks: a whole group in one process, for tests and for trying things out."""
+"""For tests and for trying things out: virtual ranks, and what kernels under TRITON_EXT_SANITIZE=1 may access."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from triton.runtime.jit import JITFunction
 
+from .backends.cpu import ranges
 from .errors import PlanError
 from .runtime import groups, plans
 
@@ -87,3 +88,22 @@ def subgroup(ranks: list[int]) -> groups.ThreadRanks:
     if me is None:
         raise PlanError("subgroup() is for the virtual ranks of a World; use torch.distributed.new_group otherwise")
     return me.subgroup(ranks)
+
+
+def addressable(tensor: torch.Tensor) -> torch.Tensor:
+    """Let checked kernels access a tensor that they are not given, but find the address of; returns it.
+
+    Every launch of a kernel under TRITON_EXT_SANITIZE=1 may access it as long as the tensor lives.
+    """
+    ranges.add(tensor, "an addressable tensor")
+    return tensor
+
+
+def uninitialized(tensor: torch.Tensor) -> torch.Tensor:
+    """Let checked kernels report that they read what nobody has written of a tensor, and return it.
+
+    From now on, what kernels under TRITON_EXT_SANITIZE=1 store there counts as written. A write of torch's ends this:
+    everything counts as written from then on. Writes by anything else are not seen.
+    """
+    ranges.add_unwritten(tensor)
+    return tensor

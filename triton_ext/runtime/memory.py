@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from ..backends.cpu import ranges
 from ..errors import PlanError
 from .groups import Group, ThreadRanks
 
@@ -36,6 +37,8 @@ class SymmetricMemory:
         else:
             raise PlanError(f"symmetric memory on {device} across processes is not supported yet; use cpu")
         self.addresses = [segment.data_ptr() for segment in self.segments]
+        for rank, segment in enumerate(self.segments if device.type == "cpu" else ()):
+            ranges.add(segment, f"symmetric memory of rank {rank}")
 
 
 def _map_all(group: Group, nbytes: int) -> list[torch.Tensor]:

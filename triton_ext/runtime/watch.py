@@ -12,6 +12,8 @@ from typing import Protocol
 
 import torch
 
+from ..backends.cpu import ranges
+
 _TICK_S = 0.02
 
 
@@ -27,6 +29,7 @@ class Watch:
 
     def __init__(self, device: torch.device) -> None:
         self.clock_ms = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
+        ranges.add(self.clock_ms, "the clock of plans")
         self._watched: weakref.WeakSet[Watched] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None

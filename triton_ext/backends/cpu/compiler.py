@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,14 +17,17 @@ from triton._C.libtriton import ir, passes
 from triton.backends.compiler import BaseBackend, GPUTarget, Language
 
 import triton_ext.ir
-from triton_ext.backends.cpu.codegen import native
+from triton_ext.backends.cpu.codegen import checks, native
 from triton_ext.backends.cpu.codegen.module import lower_module
 from triton_ext.ir import read_module
 
 
 @dataclass(frozen=True)
 class CPUOptions:
-    """Triton's options for one kernel. Most describe a GPU: they are accepted, and change nothing here."""
+    """Triton's options for one kernel. Most describe a GPU: they are accepted, and change nothing here.
+
+    sanitize: check every access to memory; the default is what TRITON_EXT_SANITIZE says.
+    """
 
     num_warps: int = 1
     num_ctas: int = 1
@@ -35,6 +39,7 @@ class CPUOptions:
     extern_libs: Any = None
     debug: bool = False
     sanitize_overflow: bool = True
+    sanitize: bool = False
     ir_override: str | None = None
     instrumentation_mode: str = ""
     fpsan_homomorphic_casts: bool = False
@@ -82,10 +87,13 @@ def make_llir(module: Any, metadata: dict[str, Any], options: CPUOptions) -> str
     host = replace(host, bf16_dot=host.bf16_dot and options.bf16_dot)
     with _one_at_a_time:
         kernel = read_module(str(module))
-        lowered = lower_module(kernel, host, enable_fp_fusion=options.enable_fp_fusion)
+        lowered = lower_module(kernel, host, enable_fp_fusion=options.enable_fp_fusion, checked=options.sanitize)
     metadata["name"] = lowered.name
     metadata["scratch_bytes"] = lowered.scratch_bytes
     metadata["shared"] = 0
+    if options.sanitize:
+        metadata["sites"] = lowered.sites
+        return str(native.optimize(str(lowered.llvm), checks.FUNCTIONS))
     return str(native.optimize(str(lowered.llvm)))
 
 
@@ -125,6 +133,7 @@ class CPUBackend(BaseBackend):
         known = {k: v for k, v in options.items() if k in CPUOptions.__dataclass_fields__ and v is not None}
         if "enable_fp_fusion" not in known:
             known["enable_fp_fusion"] = _default_fp_fusion()
+        known.setdefault("sanitize", os.environ.get("TRITON_EXT_SANITIZE") == "1")
         known["arch"] = str(self.target.arch)
         if isinstance(known.get("extern_libs"), dict):
             known["extern_libs"] = tuple(sorted(known["extern_libs"].items()))
@@ -154,6 +163,4 @@ class CPUBackend(BaseBackend):
 
 def _default_fp_fusion() -> bool:
     """Contraction of multiply and add is on unless TRITON_DEFAULT_FP_FUSION says otherwise."""
-    import os
-
     return os.environ.get("TRITON_DEFAULT_FP_FUSION", "1") != "0"

@@ -19,7 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
 from ...errors import LaunchError
-from . import abi, pool
+from . import abi, pool, sanitizer
 from .codegen import native
 
 _ELF_SYMBOL_TABLE = 2
@@ -88,6 +88,9 @@ class CPULauncher:
         names = [name if isinstance(name, str) else f"argument {name}" for name in src.signature]
         self.pack = abi.packer(names, signature)
         self.scratch_bytes = metadata.scratch_bytes
+        self.sanitizer = None
+        if metadata.sanitize:
+            self.sanitizer = sanitizer.Sanitizer(metadata.name, names, signature, metadata.sites)
 
     def __call__(
         self,
@@ -105,9 +108,19 @@ class CPULauncher:
         packed = self.pack(args)
         if enter_hook is not None:
             enter_hook(launch_metadata)
-        pool.run_grid(function, packed, (grid_x, grid_y, grid_z), self.scratch_bytes)
+        grid = grid_x, grid_y, grid_z
+        if self.sanitizer is None:
+            pool.run_grid(function, packed, grid, self.scratch_bytes)
+        else:
+            self._run_checked(self.sanitizer.launch(args, grid), function, packed, grid)
         if exit_hook is not None:
             exit_hook(launch_metadata)
+
+    def _run_checked(self, launch: sanitizer.Launch, function: int, packed: bytes, grid: tuple[int, int, int]) -> None:
+        try:
+            pool.run_grid(function, packed + launch.packed, grid, self.scratch_bytes)
+        finally:  # an assertion that failed may have seen what an access outside left behind
+            launch.check()
 
 
 class CPUDriver(DriverBase):

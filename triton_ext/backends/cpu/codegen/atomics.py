@@ -10,6 +10,7 @@ from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import Operation, SSAValue
 
 from triton_ext.backends.cpu.codegen import elementwise
+from triton_ext.backends.cpu.codegen.checks import Does
 from triton_ext.backends.cpu.codegen.emit import Emitter
 from triton_ext.backends.cpu.codegen.lltypes import (
     BF16,
@@ -19,6 +20,7 @@ from triton_ext.backends.cpu.codegen.lltypes import (
     PTR,
     element_of,
     is_float,
+    memory_type,
     register_type,
     size_bytes,
     tensor_shape,
@@ -55,7 +57,9 @@ def lower_rmw(lowering: FunctionLowering, op: Operation) -> None:
             return _add_bfloat(lowering.emit, pointer, values[0], _order(op))
         return lowering.emit.builder.atomic_rmw(_RMW[kind], pointer, values[0], _order(op))
 
-    _each_element(lowering, op, op.ptr, [op.val], op.mask, perform)
+    overwrites = kind == "exch" and next(iter(op.result.uses), None) is None
+    does = Does.WRITES if overwrites else Does.READS | Does.WRITES
+    _each_element(lowering, op, op.ptr, [op.val], op.mask, perform, does)
 
 
 def _add_bfloat(emit: Emitter, pointer: ir.Value, value: ir.Value, order: str) -> ir.Value:
@@ -96,7 +100,7 @@ def lower_cas(lowering: FunctionLowering, op: Operation) -> None:
         old = builder.extract_value(pair, 0)
         return builder.bitcast(old, type_) if is_float(type_) else old
 
-    _each_element(lowering, op, op.ptr, [op.cmp, op.val], None, perform)
+    _each_element(lowering, op, op.ptr, [op.cmp, op.val], None, perform, Does.READS | Does.WRITES)
 
 
 def lower_load(lowering: FunctionLowering, op: Operation) -> None:
@@ -105,7 +109,7 @@ def lower_load(lowering: FunctionLowering, op: Operation) -> None:
     def perform(pointer: ir.Value, values: list[ir.Value]) -> ir.Value:
         return _load(lowering.emit, pointer, register_type(element_of(op.result.type)), _order(op))
 
-    _each_element(lowering, op, op.ptr, [], op.mask, perform)
+    _each_element(lowering, op, op.ptr, [], op.mask, perform, Does.READS)
 
 
 def _load(emit: Emitter, pointer: ir.Value, type_: ir.Type, order: str) -> ir.Value:
@@ -126,7 +130,7 @@ def lower_store(lowering: FunctionLowering, op: Operation) -> None:
             value = builder.bitcast(value, ir.IntType(8 * size_bytes(value.type)))
         lowering.emit.store_atomic(value, pointer, _order(op))
 
-    _each_element(lowering, op, op.ptr, [op.val], op.mask, perform)
+    _each_element(lowering, op, op.ptr, [op.val], op.mask, perform, Does.WRITES)
 
 
 def lower_poll(lowering: FunctionLowering, op: Operation) -> None:
@@ -159,7 +163,7 @@ def lower_poll(lowering: FunctionLowering, op: Operation) -> None:
         builder.position_at_end(end)
         return arrived
 
-    _each_element(lowering, op, op.ptr, [op.expected], None, perform)
+    _each_element(lowering, op, op.ptr, [op.expected], None, perform, Does.READS)
 
 
 def _each_element(
@@ -169,10 +173,14 @@ def _each_element(
     operands: list[SSAValue],
     mask: SSAValue | None,
     perform: Callable[[ir.Value, list[ir.Value]], ir.Value | None],
+    does: Does,
 ) -> None:
     """Do an atomic operation for a scalar, or for every element of a tile, one after the other."""
     emit, builder = lowering.emit, lowering.emit.builder
     result = op.results[0] if op.results else None
+    shape = tensor_shape(pointer.type)
+    element = memory_type(register_type(cast(tt.PointerType, element_of(pointer.type)).pointee))
+    site = lowering.checks.site(op, "atomic", does, element, shape) if lowering.checks is not None else None
 
     def guarded(where: ir.Value, values: list[ir.Value], condition: ir.Value | None) -> ir.Value | None:
         if condition is None or (isinstance(condition, ir.Constant) and condition.constant):
@@ -185,15 +193,17 @@ def _each_element(
         (old,) = emit.either(condition, lambda: [perform(where, values)], lambda: [zero])
         return old
 
-    if not tensor_shape(pointer.type):
+    if not shape:
         condition = lowering.scalar(mask) if mask is not None else None
+        if site is not None:
+            condition = site.allows(lowering.scalar(pointer), condition)
         old = guarded(lowering.scalar(pointer), [lowering.scalar(value) for value in operands], condition)
         if result is not None:
             assert old is not None
             lowering.define(result, old)
         return
     tiles: list[Tile] = [lowering.tile(value) for value in (pointer, *operands, *([mask] if mask is not None else []))]
-    plan = lowering.scheduler.plan(tensor_shape(pointer.type), tiles, vectorize=False)
+    plan = lowering.scheduler.plan(shape, tiles, vectorize=False)
     kept: Buffer | None = None
     if result is not None and next(iter(result.uses), None) is not None:
         kept = lowering.scheduler.buffer(
@@ -203,7 +213,10 @@ def _each_element(
     def body(nest: Nest, point: Point) -> None:
         address, *values = (nest.value(tile, point) for tile in tiles)
         condition = values.pop() if mask is not None else None
-        old = guarded(builder.inttoptr(address, PTR), values, condition)
+        where = builder.inttoptr(address, PTR)
+        if site is not None:
+            condition = site.allows(where, condition, site.element(nest, point))
+        old = guarded(where, values, condition)
         if kept is not None:
             assert old is not None
             kept.write(nest, point, old)

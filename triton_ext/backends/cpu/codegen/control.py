@@ -187,6 +187,8 @@ def lower_while(lowering: FunctionLowering, op: Operation) -> None:
                 lowering.store_tile(lowering.tile(value), place)
             else:
                 passed[i] = lowering.scalar(value)
+        if lowering.checks is not None:  # what it waits for may be what was not accessed
+            flag = builder.and_(flag, builder.not_(lowering.checks.is_over()))
         builder.cbranch(flag, inside, after)
 
     with lowering.region():

@@ -13,6 +13,8 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from triton_ext.backends.cpu.codegen import atomics, elementwise, liveness
 from triton_ext.backends.cpu.codegen.addressing import Bounds
+from triton_ext.backends.cpu.codegen.checked import checked_load, checked_store
+from triton_ext.backends.cpu.codegen.checks import Checks, Does
 from triton_ext.backends.cpu.codegen.constants import scalar_constant
 from triton_ext.backends.cpu.codegen.control import lower_for, lower_if, lower_while
 from triton_ext.backends.cpu.codegen.dot import lower_dot, lower_dot_scaled
@@ -75,12 +77,15 @@ class FunctionLowering:
         arguments: dict[SSAValue, Value],
         program: Sequence[ir.Value],
         scratch: ir.Value,
+        checks: Checks | None = None,
     ) -> None:
         self.parent = parent
         self.emit = emit
         self.env: dict[SSAValue, Value] = dict(arguments)
         self.program = tuple(program)
         """Program ids and numbers of programs along x, y, z."""
+        self.checks = checks
+        """In a function whose accesses are checked."""
         self.arena = Arena(emit, scratch)
         self.scheduler = Scheduler(emit, self.arena)
         self.load_origins: dict[Load, SSAValue | None] = {}
@@ -328,6 +333,11 @@ class FunctionLowering:
             self._load_scalar(op)
             return
         access = self._access(op.ptr, op.mask, lane_type(element))
+        if self.checks is not None:
+            site = self.checks.site(op, "load", Does.READS, access.stored, shape)
+            other = self.tile(op.other) if op.other is not None else None
+            self.define(op.result, checked_load(self.scheduler, site, access, Tile(shape, element), other))
+            return
         load = Load(element, access, shape, self.tile(op.other) if op.other is not None else None)
         self.load_origins[load] = liveness.pointer_origin(op.ptr)
         self._lazy(op.result, load)
@@ -337,6 +347,9 @@ class FunctionLowering:
         address = self.scalar(op.ptr)
         volatile = op.isVolatile is not None and op.isVolatile.value.data != 0
         mask = self.scalar(op.mask) if op.mask is not None else None
+        if self.checks is not None:
+            site = self.checks.site(op, "load", Does.READS, memory_type(type_))
+            mask = site.allows(address, mask)
         if mask is not None:
             address = emit.builder.select(mask, address, nowhere(emit))
         stored = memory_type(type_)
@@ -359,14 +372,22 @@ class FunctionLowering:
         shape = tensor_shape(op.ptr.type)
         if not shape:
             value = to_memory(self.emit, self.scalar(op.value))
-            if op.mask is None:
+            mask = self.scalar(op.mask) if op.mask is not None else None
+            if self.checks is not None:
+                site = self.checks.site(op, "store", Does.WRITES, value.type)
+                mask = site.allows(self.scalar(op.ptr), mask)
+            if mask is None:
                 self.emit.store(value, self.scalar(op.ptr))
             else:
-                with self.emit.only_if(self.scalar(op.mask)):
+                with self.emit.only_if(mask):
                     self.emit.store(value, self.scalar(op.ptr))
             return
         value_tile = self.tile(op.value)
         access = self._access(op.ptr, op.mask, value_tile.lane)
+        if self.checks is not None:
+            site = self.checks.site(op, "store", Does.WRITES, access.stored, shape)
+            checked_store(self.scheduler, site, access, value_tile)
+            return
         plan = self.scheduler.plan(shape, [value_tile], [access])
         self.scheduler.run(plan, lambda nest, point: store(nest, point, access, shape, nest.value(value_tile, point)))
 
@@ -391,7 +412,8 @@ class FunctionLowering:
         self.emit.builder.fence("acq_rel", "singlethread")
 
     def _assume(self, op: tt.AssumeOp) -> None:
-        self.emit.builder.assume(self.scalar(op.condition))
+        if self.checks is None:  # an access that was not performed leaves values that nobody assumed
+            self.emit.builder.assume(self.scalar(op.condition))
 
     def _assert(self, op: tt.AssertOp) -> None:
         message = self.parent.string(f"{source_line(op)}: {op.message.data}")

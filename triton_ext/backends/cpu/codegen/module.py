@@ -9,6 +9,7 @@ from llvmlite import ir
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, SSAValue
 
+from triton_ext.backends.cpu.codegen.checks import Checks, Site
 from triton_ext.backends.cpu.codegen.emit import Emitter
 from triton_ext.backends.cpu.codegen.function import FunctionLowering, Value
 from triton_ext.backends.cpu.codegen.liveness import Liveness
@@ -41,18 +42,27 @@ class LoweredKernel:
     llvm: ir.Module
     scratch_bytes: int
     """Memory that the caller passes for each running program."""
+    sites: list[Site]
+    """The checked accesses, by number."""
 
 
-def lower_module(module: ModuleOp, host: HostVectors, *, enable_fp_fusion: bool) -> LoweredKernel:
-    """Lower the kernel (the public function) and the functions that it calls."""
-    return ModuleLowering(module, host, enable_fp_fusion).lower()
+def lower_module(
+    module: ModuleOp, host: HostVectors, *, enable_fp_fusion: bool, checked: bool = False
+) -> LoweredKernel:
+    """Lower the kernel (the public function) and the functions that it calls.
+
+    checked: behind its arguments the kernel takes the table of `codegen/checks.py`, and checks its accesses.
+    """
+    return ModuleLowering(module, host, enable_fp_fusion, checked).lower()
 
 
 class ModuleLowering:
-    def __init__(self, module: ModuleOp, host: HostVectors, enable_fp_fusion: bool) -> None:
+    def __init__(self, module: ModuleOp, host: HostVectors, enable_fp_fusion: bool, checked: bool) -> None:
         self.llvm = ir.Module("kernel")
         self._host = host
         self._fp_fusion = enable_fp_fusion
+        self._checked = checked
+        self._sites: list[Site] = []
         self._sources = {op.sym_name.data: op for op in module.ops if isinstance(op, tt.FuncOp)}
         self._functions: dict[str, ir.Function] = {}
         self._scratch: dict[str, int] = {}
@@ -78,8 +88,11 @@ class ModuleLowering:
             stored = memory_type(type_)
             value = emit.builder.load(place, typ=stored, align=8)
             arguments[arg] = emit.builder.trunc(value, type_) if stored != type_ else value
-        self._lower_function(kernel, emit, arguments, program, scratch)
-        return LoweredKernel(name, self.llvm, self._scratch[name])
+        table = None
+        if self._checked:
+            table = emit.load(emit.offset(slots, 8 * len(arguments), I8), PTR)
+        self._lower_function(kernel, emit, arguments, table, program, scratch)
+        return LoweredKernel(name, self.llvm, self._scratch[name], self._sites)
 
     def call(self, caller: FunctionLowering, name: str, arguments: Sequence[ir.Value], op: Operation) -> None:
         """Call a function that was not inlined; Triton passes only scalars to one, and gets only scalars."""
@@ -89,7 +102,8 @@ class ModuleLowering:
         places = [caller.arena.allocate((1,), 8) for _ in op.results]
         # The callee's scratch lies behind everything that the caller may hold at this point.
         scratch = caller.arena.take_scratch(self._scratch[name])
-        emit.builder.call(self._functions[name], [*arguments, *places, *caller.program, scratch])
+        table = [caller.checks.table] if caller.checks is not None else []
+        emit.builder.call(self._functions[name], [*arguments, *places, *table, *caller.program, scratch])
         for result, place in zip(op.results, places, strict=True):
             type_ = register_type(result.type)
             caller.define(result, from_memory(emit, emit.load(place, memory_type(type_)), type_))
@@ -117,7 +131,8 @@ class ModuleLowering:
         source = self._sources[name]
         inputs = [register_type(t) for t in source.function_type.inputs]
         outputs = [PTR for _ in source.function_type.outputs]
-        type_ = ir.FunctionType(ir.VoidType(), [*inputs, *outputs, *[I32] * 6, PTR])
+        table_type = [PTR] if self._checked else []
+        type_ = ir.FunctionType(ir.VoidType(), [*inputs, *outputs, *table_type, *[I32] * 6, PTR])
         function = ir.Function(self.llvm, type_, f"tt.{name}")
         function.linkage = "internal"
         function.attributes.add("noinline")
@@ -127,8 +142,9 @@ class ModuleLowering:
             zip(source.body.blocks[0].args, function.args[: len(inputs)], strict=True)
         )
         places = function.args[len(inputs) : len(inputs) + len(outputs)]
+        table = function.args[-8] if self._checked else None
         outer = self.liveness
-        self._lower_function(source, emit, arguments, function.args[-7:-1], function.args[-1], places)
+        self._lower_function(source, emit, arguments, table, function.args[-7:-1], function.args[-1], places)
         self.liveness = outer
 
     def _lower_function(
@@ -136,12 +152,14 @@ class ModuleLowering:
         source: tt.FuncOp,
         emit: Emitter,
         arguments: dict[SSAValue, Value],
+        table: ir.Value | None,
         program: Sequence[ir.Value],
         scratch: ir.Value,
         places: Sequence[ir.Value] = (),
     ) -> None:
         self.liveness = Liveness(source)
-        lowering = FunctionLowering(self, emit, arguments, program, scratch)
+        checks = Checks(emit, table, program, self._sites) if table is not None else None
+        lowering = FunctionLowering(self, emit, arguments, program, scratch, checks)
 
         def finish(op: Operation) -> None:
             if op.name != "tt.return":

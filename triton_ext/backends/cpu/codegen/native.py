@@ -45,10 +45,15 @@ def target_machine() -> llvm.TargetMachine:
     )
 
 
-def optimize(ir_text: str) -> llvm.ModuleRef:
-    """Parse and optimise. The code generator has vectorised already, so LLVM's vectorisers stay off."""
+def optimize(ir_text: str, library: str | None = None) -> llvm.ModuleRef:
+    """Parse, add the functions of `library`, and optimise.
+
+    The code generator has vectorised already, so LLVM's vectorisers stay off.
+    """
     machine = target_machine()
     module = llvm.parse_assembly(ir_text)
+    if library is not None:
+        module.link_in(llvm.parse_assembly(library))
     module.triple = machine.triple
     module.data_layout = str(machine.target_data)
     options = llvm.create_pipeline_tuning_options(speed_level=2)
