@@ -13,7 +13,7 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from triton_ext.backends.cpu.codegen import atomics, elementwise, liveness
 from triton_ext.backends.cpu.codegen.addressing import Bounds
-from triton_ext.backends.cpu.codegen.checked import checked_load, checked_store
+from triton_ext.backends.cpu.codegen.checked import checked
 from triton_ext.backends.cpu.codegen.checks import Checks, Does
 from triton_ext.backends.cpu.codegen.constants import scalar_constant
 from triton_ext.backends.cpu.codegen.control import lower_for, lower_if, lower_while
@@ -21,7 +21,9 @@ from triton_ext.backends.cpu.codegen.dot import lower_dot, lower_dot_scaled
 from triton_ext.backends.cpu.codegen.emit import Emitter
 from triton_ext.backends.cpu.codegen.histogram import lower_histogram
 from triton_ext.backends.cpu.codegen.lltypes import (
+    BF16,
     I1,
+    I16,
     I32,
     I64,
     PTR,
@@ -335,12 +337,12 @@ class FunctionLowering:
         access = self._access(op.ptr, op.mask, lane_type(element))
         if self.checks is not None:
             site = self.checks.site(op, "load", Does.READS, access.stored, shape)
-            other = self.tile(op.other) if op.other is not None else None
-            self.define(op.result, checked_load(self.scheduler, site, access, Tile(shape, element), other))
-            return
+            access = checked(self.scheduler, site, access, shape)
         load = Load(element, access, shape, self.tile(op.other) if op.other is not None else None)
         self.load_origins[load] = liveness.pointer_origin(op.ptr)
         self._lazy(op.result, load)
+        if self.checks is not None:  # now: indices, for instance, must not change between a check and its access
+            self.scheduler.materialize(load)
 
     def _load_scalar(self, op: tt.LoadOp) -> None:
         emit, type_ = self.emit, register_type(op.result.type)
@@ -376,6 +378,8 @@ class FunctionLowering:
             if self.checks is not None:
                 site = self.checks.site(op, "store", Does.WRITES, value.type)
                 mask = site.allows(self.scalar(op.ptr), mask)
+                if value.type == BF16:  # LLVM keeps it as a float32 over a call, and loses denormal numbers
+                    value = self.emit.builder.bitcast(value, I16)
             if mask is None:
                 self.emit.store(value, self.scalar(op.ptr))
             else:
@@ -386,8 +390,7 @@ class FunctionLowering:
         access = self._access(op.ptr, op.mask, value_tile.lane)
         if self.checks is not None:
             site = self.checks.site(op, "store", Does.WRITES, access.stored, shape)
-            checked_store(self.scheduler, site, access, value_tile)
-            return
+            access = checked(self.scheduler, site, access, shape)
         plan = self.scheduler.plan(shape, [value_tile], [access])
         self.scheduler.run(plan, lambda nest, point: store(nest, point, access, shape, nest.value(value_tile, point)))
 
