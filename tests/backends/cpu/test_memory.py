@@ -128,3 +128,79 @@ def test_tensor_descriptors():
     x, out = torch.randn(20, 48), torch.zeros(20, 48)
     through[(3, 3)](x, out, 20, 48, BM=8, BN=16)
     assert torch.equal(out, 2 * x)
+
+
+@triton.jit
+def centre(x, out, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    inside = i < n
+    value = tl.load(x + i, mask=inside, other=3.0)
+    centred = tl.where(inside, value - tl.sum(value, axis=0) / n, 5.0)
+    tl.store(out + i, centred + inside.to(tl.float32), mask=inside)
+    tl.store(out + BLOCK + i, centred + inside.to(tl.float32))
+
+
+@pytest.mark.parametrize("n", [1, 255, 256, 300])
+def test_a_mask_used_as_a_value(n):
+    x, out = torch.randn(256), torch.empty(512)
+    centre[(1,)](x, out, n, BLOCK=256)
+    inside = torch.arange(256) < n
+    value = torch.where(inside, x, torch.tensor(3.0))
+    expected = torch.where(inside, value - value.sum() / n, torch.tensor(5.0)) + inside.float()
+    torch.testing.assert_close(out[256:], expected)
+    torch.testing.assert_close(out[:256][inside], expected[inside])
+
+
+@triton.jit
+def where_inside(x, out, n, rows, BLOCK: tl.constexpr, HALF: tl.constexpr, SQUARE: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    inside = i < n
+    if SQUARE:  # the mask's parts, in other shapes than the access's
+        j = tl.arange(0, 16)
+        both = (j < rows)[:, None] & inside[None, :]
+        value = tl.load(x + j[:, None] * BLOCK + i[None, :], mask=both, other=0.0)
+        value = tl.where(inside[None, :], value, 1.0) + tl.where((j < rows)[:, None], 0.0, 2.0)
+        tl.store(out + j[:, None] * BLOCK + i[None, :], value, mask=both)
+    elif HALF:  # more than the check of the load's mask tells
+        value = tl.load(x + i, mask=inside, other=0.0)
+        tl.store(out + i, tl.where(i < n - 8, value, 1.0), mask=inside)
+    else:  # nothing in memory is masked
+        tl.store(out + i, tl.where(inside, tl.load(x + i), 1.0))
+
+
+@pytest.mark.parametrize("n", [5, 64, 70])
+@pytest.mark.parametrize("rows", [3, 16])
+@pytest.mark.parametrize("case", ["square", "half", "unmasked"])
+def test_selects_by_masks(case, rows, n):
+    x, out = torch.randn(16, 64), torch.full((16, 64), -1.0)
+    where_inside[(1,)](x, out, n, rows, BLOCK=64, HALF=case == "half", SQUARE=case == "square")
+    expected = torch.full((16, 64), -1.0)
+    if case == "square":
+        expected[:rows, :n] = x[:rows, :n]
+    else:
+        edge = max(n - 8, 0) if case == "half" else n
+        expected[0, :n] = 1.0
+        expected[0, :edge] = x[0, :edge]
+        if case == "unmasked":
+            expected[0, n:] = 1.0
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("kernel", ["masked", "unmasked"])
+def test_a_version_whose_mask_is_full_selects_nothing(kernel):
+    @triton.jit
+    def masked(x, out, n, BLOCK: tl.constexpr):
+        i = tl.arange(0, BLOCK)
+        tl.store(out + i, tl.where(i < n, tl.load(x + i, mask=i < n), 1.0), mask=i < n)
+
+    @triton.jit
+    def unmasked(x, out, n, BLOCK: tl.constexpr):
+        i = tl.arange(0, BLOCK)
+        tl.store(out + i, tl.where(i < n, tl.load(x + i), 1.0))
+
+    x, out = torch.randn(4096), torch.empty(4096)
+    compiled = {"masked": masked, "unmasked": unmasked}[kernel][(1,)](x, out, 4096, BLOCK=4096)
+    assert torch.equal(out, x)
+    blocks = compiled.asm["llir"].split("\n\n")
+    loops = [block for block in blocks if "store" in block and "load <" in block]
+    assert loops and any("select" not in block and "icmp slt <" not in block for block in loops)

@@ -10,7 +10,7 @@ from math import prod
 from llvmlite import ir
 
 from triton_ext.backends.cpu.codegen import elementwise
-from triton_ext.backends.cpu.codegen.addressing import Analysis
+from triton_ext.backends.cpu.codegen.addressing import Analysis, Bounds
 from triton_ext.backends.cpu.codegen.emit import Emitter, Index
 from triton_ext.backends.cpu.codegen.lltypes import I1, I8, PTR, memory_type, scalar_of, size_bytes
 from triton_ext.backends.cpu.codegen.memory import Access, Load
@@ -80,16 +80,21 @@ class Plan:
         self.unroll_limit = _UNROLLED_STEPS
         self.captures: dict[Tile, Buffer] = {}
         self.accesses: list[tuple[Access, Dims, tuple[int, ...]]] = []
+        self.conditions: list[Tile] = []
+        """What the tiles select by."""
 
     def emit(self, body: Callable[[Nest], Sequence[ir.Value]]) -> list[ir.Value]:
         """Emit the nest, in a fast version where a check in front of it allows that, and its values."""
         emit = self.scheduler.emit
-        full = self._full_condition()
+        masks = self._masks()
+        full = self._full_condition(masks)
+        settled = frozenset(tile for bounds, _ in masks for tile in bounds.settled)
         contiguous = self._contiguity_condition()
 
         def version(assumptions: Assumptions) -> Sequence[ir.Value]:
             nest = Nest(emit, self.width, assumptions)
             nest.captures = dict(self.captures)
+            nest.settled = settled if assumptions.full else frozenset()
             return body(nest)
 
         def masked() -> Sequence[ir.Value]:
@@ -117,20 +122,27 @@ class Plan:
             self.scheduler.arena.remember(tile, buffer)
         return values
 
-    def _full_condition(self) -> ir.Value | None:
+    def _masks(self) -> list[tuple[Bounds, tuple[int, ...]]]:
+        """The bounds that the nest's versions are about, and the shapes of their tiles."""
+        masks = [(access.bounds, shape) for access, _, shape in self.accesses]
+        if any(bounds.intervals or bounds.conditions for bounds, _ in masks):
+            return masks
+        # Only values are masked. A version for them must be possible, or it is code that never runs.
+        found = [(self.scheduler.analysis.bounds(tile), tile.shape) for tile in self.conditions]
+        return [(bounds, shape) for bounds, shape in found if bounds.intervals and _can_be_full(bounds, shape)]
+
+    def _full_condition(self, masks: Sequence[tuple[Bounds, tuple[int, ...]]]) -> ir.Value | None:
         """Whether every mask made of bounds holds on the whole tile; None where that is certain."""
         emit = self.scheduler.emit
         parts: dict[object, ir.Value] = {}
-        for access, _, shape in self.accesses:
-            for condition in access.bounds.conditions:
+        for bounds, shape in masks:
+            if not _can_be_full(bounds, shape):
+                return ir.Constant(I1, 0)
+            for condition in bounds.conditions:
                 parts[id(condition)] = condition
-            for d, (low, high) in access.bounds.intervals.items():
+            for d, (low, high) in bounds.intervals.items():
                 for limit, operator, edge in ((low, "<=", 0), (high, ">=", shape[d])):
-                    if limit is None:
-                        continue
-                    if isinstance(limit, int):
-                        if not (limit <= edge if operator == "<=" else limit >= edge):
-                            return ir.Constant(I1, 0)
+                    if limit is None or isinstance(limit, int):
                         continue
                     key = (id(limit), operator, edge)
                     if key not in parts:
@@ -154,6 +166,14 @@ class Plan:
                     seen.add(id(flag))
                     result = flag if result is None else self.scheduler.emit.builder.and_(result, flag)
         return result
+
+
+def _can_be_full(bounds: Bounds, shape: tuple[int, ...]) -> bool:
+    """Whether no limit known at compile time excludes a part of the tile."""
+    return not any(
+        (isinstance(low, int) and low > 0) or (isinstance(high, int) and high < shape[d])
+        for d, (low, high) in bounds.intervals.items()
+    )
 
 
 class Scheduler:
@@ -261,6 +281,8 @@ class Scheduler:
                         votes[last] = votes.get(last, 0) - 2
                 case Map():
                     costly |= elementwise.cost(tile.op) >= EXPENSIVE
+                    if tile.op.name == "arith.select":
+                        plan.conditions.append(tile.args[0])
             work.extend(tile.inputs(dims))
         if vectorize:
             self._choose_vector(plan, votes, widest, costly)
