@@ -23,11 +23,11 @@ def normalise(x, weight, bias, y, means, scales, columns, eps, WIDTH: tl.constex
     mean = tl.sum(value, axis=0) / columns
     centred = tl.where(exists, value - mean, 0.0)
     scale = 1 / tl.sqrt(tl.sum(centred * centred, axis=0) / columns + eps)
-    tl.store(means + row, mean)
-    tl.store(scales + row, scale)
     w = tl.load(weight + column, mask=exists).to(tl.float32)
     b = tl.load(bias + column, mask=exists).to(tl.float32)
     tl.store(y + row * columns + column, (centred * scale * w + b).to(y.dtype.element_ty), mask=exists)
+    tl.store(means + row, mean)
+    tl.store(scales + row, scale)
 
 
 @triton.jit

@@ -128,3 +128,187 @@ def test_tensor_descriptors():
     x, out = torch.randn(20, 48), torch.zeros(20, 48)
     through[(3, 3)](x, out, 20, 48, BM=8, BN=16)
     assert torch.equal(out, 2 * x)
+
+
+@triton.jit
+def centre(x, out, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    inside = i < n
+    value = tl.load(x + i, mask=inside, other=3.0)
+    centred = tl.where(inside, value - tl.sum(value, axis=0) / n, 5.0)
+    tl.store(out + i, centred + inside.to(tl.float32), mask=inside)
+    tl.store(out + BLOCK + i, centred + inside.to(tl.float32))
+
+
+@pytest.mark.parametrize("n", [1, 255, 256, 300])
+def test_a_mask_used_as_a_value(n):
+    x, out = torch.randn(256), torch.empty(512)
+    centre[(1,)](x, out, n, BLOCK=256)
+    inside = torch.arange(256) < n
+    value = torch.where(inside, x, torch.tensor(3.0))
+    expected = torch.where(inside, value - value.sum() / n, torch.tensor(5.0)) + inside.float()
+    torch.testing.assert_close(out[256:], expected)
+    torch.testing.assert_close(out[:256][inside], expected[inside])
+
+
+@triton.jit
+def where_inside(x, out, n, rows, BLOCK: tl.constexpr, HALF: tl.constexpr, SQUARE: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    inside = i < n
+    if SQUARE:  # the mask's parts, in other shapes than the access's
+        j = tl.arange(0, 16)
+        both = (j < rows)[:, None] & inside[None, :]
+        value = tl.load(x + j[:, None] * BLOCK + i[None, :], mask=both, other=0.0)
+        value = tl.where(inside[None, :], value, 1.0) + tl.where((j < rows)[:, None], 0.0, 2.0)
+        tl.store(out + j[:, None] * BLOCK + i[None, :], value, mask=both)
+    elif HALF:  # more than the check of the load's mask tells
+        value = tl.load(x + i, mask=inside, other=0.0)
+        tl.store(out + i, tl.where(i < n - 8, value, 1.0), mask=inside)
+    else:  # nothing in memory is masked
+        tl.store(out + i, tl.where(inside, tl.load(x + i), 1.0))
+
+
+@pytest.mark.parametrize("n", [5, 64, 70])
+@pytest.mark.parametrize("rows", [3, 16])
+@pytest.mark.parametrize("case", ["square", "half", "unmasked"])
+def test_selects_by_masks(case, rows, n):
+    x, out = torch.randn(16, 64), torch.full((16, 64), -1.0)
+    where_inside[(1,)](x, out, n, rows, BLOCK=64, HALF=case == "half", SQUARE=case == "square")
+    expected = torch.full((16, 64), -1.0)
+    if case == "square":
+        expected[:rows, :n] = x[:rows, :n]
+    else:
+        edge = max(n - 8, 0) if case == "half" else n
+        expected[0, :n] = 1.0
+        expected[0, :edge] = x[0, :edge]
+        if case == "unmasked":
+            expected[0, n:] = 1.0
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("kernel", ["masked", "unmasked"])
+def test_a_version_whose_mask_is_full_selects_nothing(kernel):
+    @triton.jit
+    def masked(x, out, n, BLOCK: tl.constexpr):
+        i = tl.arange(0, BLOCK)
+        tl.store(out + i, tl.where(i < n, tl.load(x + i, mask=i < n), 1.0), mask=i < n)
+
+    @triton.jit
+    def unmasked(x, out, n, BLOCK: tl.constexpr):
+        i = tl.arange(0, BLOCK)
+        tl.store(out + i, tl.where(i < n, tl.load(x + i), 1.0))
+
+    x, out = torch.randn(4096), torch.empty(4096)
+    compiled = {"masked": masked, "unmasked": unmasked}[kernel][(1,)](x, out, 4096, BLOCK=4096)
+    assert torch.equal(out, x)
+    blocks = compiled.asm["llir"].split("\n\n")
+    loops = [block for block in blocks if "store" in block and "load <" in block]
+    assert loops and any("select" not in block and "icmp slt <" not in block for block in loops)
+
+
+@triton.jit
+def write_between(x, first, second, out, n, MASKED: tl.constexpr, BLOCK: tl.constexpr):
+    """Two scalar stores, anywhere, after the load and before its elements are used for the last time."""
+    i = tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n, other=0.0) if MASKED else tl.load(x + i)
+    total = tl.sum(value, axis=0)
+    tl.store(first, total)
+    largest = tl.max(value, axis=0)
+    tl.store(second, largest)
+    tl.store(out + i, value + 1.0, mask=i < n)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("n", [1000, 1024])
+@pytest.mark.parametrize(
+    ("first", "second"), [(None, None), (0, None), (None, 1023), (1023, 0), (512, 512), (-1, 1024), (7, 8)]
+)
+def test_a_loaded_tile_survives_scalar_stores(first, second, n, masked):
+    memory = torch.randn(1040)  # eight elements on both sides of the tile
+    x, apart = memory[8:1032], torch.empty(2)
+    before = x.clone()
+    places = [apart[k:] if at is None else memory[8 + at :] for k, at in enumerate((first, second))]
+    out = torch.zeros(1024)
+    write_between[(1,)](x, *places, out, n, MASKED=masked, BLOCK=1024)
+    assert torch.equal(out[:n], before[:n] + 1) and (out[n:] == 0).all()
+    read = before[: n if masked else 1024]
+    assert places[1][0] == torch.cat([read, torch.zeros(1 if masked and n < 1024 else 0)]).max()
+    if first != second:
+        torch.testing.assert_close(places[0][0], read.sum(), rtol=1e-4, atol=1e-3)
+
+
+class _Words:
+    """Memory of bytes as a pointer to int64, at any address."""
+
+    dtype = torch.int64
+
+    def __init__(self, memory):
+        self.memory = memory
+
+    def data_ptr(self):
+        return self.memory.data_ptr()
+
+
+def test_a_scalar_store_may_straddle_the_edge_of_a_loaded_tile():
+    @triton.jit
+    def kernel(x, place, out, BLOCK: tl.constexpr):
+        i = tl.arange(0, BLOCK)
+        value = tl.load(x + i)
+        tl.store(place, tl.sum(value.to(tl.int64), axis=0))
+        tl.store(out + i, value)
+
+    for start in (0, 5, 8, 9, 4096, 4103, 4104):
+        memory = torch.randint(0, 100, (4128,), dtype=torch.int8)
+        x, out = memory[8:4104], torch.empty(4096, dtype=torch.int8)
+        before = x.clone()
+        kernel[(1,)](x, _Words(memory[start:]), out, BLOCK=4096)
+        assert torch.equal(out, before)
+        assert int.from_bytes(memory[start : start + 8].numpy().tobytes(), "little") == before.long().sum()
+
+
+@pytest.mark.parametrize("pattern", ["in place", "shifted", "gathered", "rows", "branch"])
+@pytest.mark.parametrize("at", [None, 3])
+def test_uses_of_a_loaded_tile_after_a_scalar_store(pattern, at):
+    @triton.jit
+    def kernel(x, place, out, PATTERN: tl.constexpr, BLOCK: tl.constexpr):
+        i = tl.arange(0, BLOCK)
+        value = tl.load(x + i)
+        total = tl.sum(value, axis=0)
+        if PATTERN == "gathered":
+            value = tl.gather(value, (BLOCK - 1 - i), axis=0)
+        tl.store(place, total)
+        if PATTERN == "shifted":
+            tl.store(x + (i + 1) % BLOCK, value)
+        elif PATTERN == "in place":
+            tl.store(x + i, value + 1)
+        elif PATTERN == "rows":
+            tl.store(out + i, tl.reshape(tl.trans(tl.reshape(value, [BLOCK // 64, 64])), [BLOCK]))
+        elif PATTERN == "branch":
+            if total > 0:
+                tl.store(out, tl.max(value, axis=0))
+            else:
+                tl.store(out, tl.min(value, axis=0))
+            tl.store(out + 1 + i, value)
+        else:
+            tl.store(out + i, value)
+
+    x, out = torch.randn(1024), torch.zeros(1025)
+    before = x.clone()
+    kernel[(1,)](x, torch.empty(1) if at is None else x[at:], out, PATTERN=pattern, BLOCK=1024)
+    match pattern:
+        case "in place":
+            assert torch.equal(x, before + 1)
+        case "shifted":
+            assert torch.equal(x, before.roll(1))
+        case "gathered":
+            assert torch.equal(out[:-1], before.flip(0))
+        case "rows":
+            assert torch.equal(out[:-1], before.view(16, 64).T.flatten())
+        case "branch":
+            assert out[0] == (before.max() if before.sum() > 0 else before.min()) and torch.equal(out[1:], before)
+
+
+def test_a_check_chooses_between_a_loaded_tile_and_its_copy():
+    x, apart, out = torch.randn(1024), torch.empty(2), torch.empty(1024)
+    compiled = write_between[(1,)](x, apart, apart[1:], out, 1024, MASKED=False, BLOCK=1024)
+    assert "phi ptr" in compiled.asm["llir"]

@@ -192,6 +192,10 @@ class Analysis:
 
     def bounds(self, mask: Tile) -> Bounds:
         """The mask as intervals, scalar conditions and whatever is left."""
+        found = self._find_bounds(mask)
+        return found if found.rest else replace(found, settled=(*found.settled, mask))
+
+    def _find_bounds(self, mask: Tile) -> Bounds:
         match mask:
             case Uniform():
                 if isinstance(mask.value, ir.Constant) and mask.value.constant:
@@ -213,7 +217,8 @@ class Analysis:
         inner = self.bounds(source)
         if inner.rest:
             return Bounds(rest=(mask,))
-        return Bounds({dims(d): interval for d, interval in inner.intervals.items()}, inner.conditions)
+        intervals = {dims(d): interval for d, interval in inner.intervals.items()}
+        return replace(inner, intervals=intervals)
 
     def _both(self, a: Bounds, b: Bounds) -> Bounds:
         intervals = dict(a.intervals)
@@ -223,7 +228,7 @@ class Analysis:
                 intervals[d] = self._extreme("smax", low, other_low), self._extreme("smin", high, other_high)
             else:
                 intervals[d] = low, high
-        return Bounds(intervals, a.conditions + b.conditions, a.rest + b.rest)
+        return Bounds(intervals, a.conditions + b.conditions, a.rest + b.rest, a.settled + b.settled)
 
     def _extreme(self, name: str, a: Index | None, b: Index | None) -> Index | None:
         if a is None or b is None:
@@ -299,11 +304,8 @@ class Bounds:
     intervals: dict[int, tuple[Index | None, Index | None]] = field(default_factory=dict)
     conditions: tuple[ir.Value, ...] = ()
     rest: tuple[Tile, ...] = ()
-
-    @property
-    def simple(self) -> bool:
-        """Whether a check in front of a nest can settle part of it."""
-        return bool(self.intervals or self.conditions)
+    settled: tuple[Tile, ...] = ()
+    """The tiles of booleans that are true everywhere if the intervals are full and the conditions hold."""
 
 
 def _is_pointer(base: Index) -> bool:

@@ -13,6 +13,7 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from triton_ext.backends.cpu.codegen import atomics, elementwise, liveness
 from triton_ext.backends.cpu.codegen.addressing import Bounds
+from triton_ext.backends.cpu.codegen.borrow import keep
 from triton_ext.backends.cpu.codegen.checked import checked
 from triton_ext.backends.cpu.codegen.checks import Checks, Does
 from triton_ext.backends.cpu.codegen.constants import scalar_constant
@@ -40,6 +41,7 @@ from triton_ext.backends.cpu.codegen.nest import At, Nest, Point
 from triton_ext.backends.cpu.codegen.reduction import reduce, scan
 from triton_ext.backends.cpu.codegen.schedule import EXPENSIVE, Arena, Scheduler
 from triton_ext.backends.cpu.codegen.tiles import (
+    Borrowed,
     Broadcast,
     Buffer,
     Concatenate,
@@ -207,6 +209,8 @@ class FunctionLowering:
         A loop also wants what it uses computed in front of it, rather than in every iteration.
         """
         changes_memory = everything or liveness.has_side_effect(op)
+        loads: dict[Load, None] = {}
+        costly: list[Tile] = []
         for value in self._defined[-1]:
             tile = self.env[value]
             assert isinstance(tile, Tile)
@@ -214,10 +218,16 @@ class FunctionLowering:
             if everything:
                 used_inside = used_later = self.parent.liveness.leaves_block(value)
             if (changes_memory and (used_later or used_inside)) or used_inside:
-                for load in _pending_loads(tile):
-                    self.scheduler.materialize(load)
+                loads.update(dict.fromkeys(_pending_loads(tile)))
             if used_inside and liveness.is_loop(op) and tile.shared and self.scheduler.cost(tile) >= EXPENSIVE:
-                self.scheduler.materialize(tile)
+                costly.append(tile)
+        for load in loads:
+            if isinstance(op, tt.StoreOp) and not tensor_shape(op.ptr.type):
+                keep(self.scheduler, load, self.scalar(op.ptr), size_bytes(memory_type(self.scalar(op.value).type)))
+            else:
+                self.scheduler.materialize(load)
+        for tile in costly:
+            self.scheduler.materialize(tile)
         self._protect_aliases(op)
 
     def _protect_aliases(self, op: Operation) -> None:
@@ -487,12 +497,11 @@ class FunctionLowering:
 
 
 def _pending_loads(tile: Tile) -> Iterator[Load]:
-    """Loads that evaluating the tile would perform."""
+    """Loads that evaluating the tile would perform, or whose elements are still where others may write."""
     work, seen = [tile], set()
     while work:
         current = work.pop()
-        current = current.stored or current
-        if current in seen:
+        if current in seen or not isinstance(current.stored, Borrowed | None):
             continue
         seen.add(current)
         if isinstance(current, Load):

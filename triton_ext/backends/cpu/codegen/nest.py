@@ -85,6 +85,8 @@ class Nest:
         self.assume = assumptions
         self.captures: dict[Tile, Buffer] = {}
         """Tiles to be written to a buffer when they are evaluated at the nest's own point."""
+        self.settled: frozenset[Tile] = frozenset()
+        """Tiles of booleans that the assumptions make true everywhere."""
         self._point: Point | None = None
         self._frames = [_Frame()]
 
@@ -154,6 +156,7 @@ class Nest:
 
     def value(self, tile: Tile, point: Point) -> ir.Value:
         """The tile's elements at `point`: a vector of `width` lanes, or a scalar where all lanes are equal."""
+        settled = tile in self.settled
         tile = tile.stored or tile
         level = max((coordinate.level for coordinate in point), default=0)
         memo = self._frames[level].memo
@@ -161,7 +164,7 @@ class Nest:
         if (known := memo.get(key)) is not None:
             return known[0]
         with self.positioned(level):
-            value = tile.emit(self, point)
+            value = self.emit.true() if settled else tile.emit(self, point)
             if tile in self.captures and point == self._point:
                 self.captures[tile].write(self, point, value)
         memo[key] = value, (tile, point)  # the key holds addresses: keep their objects alive

@@ -10,17 +10,17 @@ from math import prod
 from llvmlite import ir
 
 from triton_ext.backends.cpu.codegen import elementwise
-from triton_ext.backends.cpu.codegen.addressing import Analysis
+from triton_ext.backends.cpu.codegen.addressing import Analysis, Bounds
 from triton_ext.backends.cpu.codegen.emit import Emitter, Index
 from triton_ext.backends.cpu.codegen.lltypes import I1, I8, PTR, memory_type, scalar_of, size_bytes
 from triton_ext.backends.cpu.codegen.memory import Access, Load
 from triton_ext.backends.cpu.codegen.nest import Assumptions, At, Lanes, Nest, Point
-from triton_ext.backends.cpu.codegen.tiles import Broadcast, Buffer, Dims, Gather, Join, Map, Tile
+from triton_ext.backends.cpu.codegen.tiles import Borrowed, Broadcast, Buffer, Dims, Gather, Join, Map, Tile
 
 EXPENSIVE = 8
 """Elements that cost more than this many additions are computed once, not once per consumer."""
 _MAX_COST = 10_000
-_STACK_BYTES = 2048
+STACK_BYTES = 2048
 _UNROLLED_STEPS = 8
 _WIDE = 4
 
@@ -36,11 +36,11 @@ class Arena:
         self.scratch = scratch
         self.used_bytes = 0
         self.peak_bytes = 0
-        self._stored: list[Tile] = []
+        self._stored: list[tuple[Tile, Buffer | None]] = []
 
     def allocate(self, shape: Sequence[int], element_bytes: int) -> ir.Value:
         size = prod(shape) * element_bytes
-        if size <= _STACK_BYTES:
+        if size <= STACK_BYTES:
             with self.emit.at_end_of(self.emit.entry):
                 memory = self.emit.builder.alloca(ir.ArrayType(I8, size))
                 memory.align = 64
@@ -56,16 +56,16 @@ class Arena:
 
     def remember(self, tile: Tile, buffer: Buffer) -> None:
         """`tile`'s elements are in `buffer`, until the current region ends."""
+        self._stored.append((tile, tile.stored))
         tile.stored = buffer
-        self._stored.append(tile)
 
     @contextmanager
     def region(self) -> Iterator[None]:
         used, count = self.used_bytes, len(self._stored)
         yield
         self.used_bytes = used
-        for tile in self._stored[count:]:
-            tile.stored = None
+        for tile, before in reversed(self._stored[count:]):
+            tile.stored = before
         del self._stored[count:]
 
 
@@ -80,16 +80,21 @@ class Plan:
         self.unroll_limit = _UNROLLED_STEPS
         self.captures: dict[Tile, Buffer] = {}
         self.accesses: list[tuple[Access, Dims, tuple[int, ...]]] = []
+        self.conditions: list[Tile] = []
+        """What the tiles select by."""
 
     def emit(self, body: Callable[[Nest], Sequence[ir.Value]]) -> list[ir.Value]:
         """Emit the nest, in a fast version where a check in front of it allows that, and its values."""
         emit = self.scheduler.emit
-        full = self._full_condition()
+        masks = self.masks()
+        full = self.full_condition(masks)
+        settled = frozenset(tile for bounds, _ in masks for tile in bounds.settled)
         contiguous = self._contiguity_condition()
 
         def version(assumptions: Assumptions) -> Sequence[ir.Value]:
             nest = Nest(emit, self.width, assumptions)
             nest.captures = dict(self.captures)
+            nest.settled = settled if assumptions.full else frozenset()
             return body(nest)
 
         def masked() -> Sequence[ir.Value]:
@@ -117,20 +122,27 @@ class Plan:
             self.scheduler.arena.remember(tile, buffer)
         return values
 
-    def _full_condition(self) -> ir.Value | None:
+    def masks(self) -> list[tuple[Bounds, tuple[int, ...]]]:
+        """The bounds that the nest's versions are about, and the shapes of their tiles."""
+        masks = [(access.bounds, shape) for access, _, shape in self.accesses]
+        if any(bounds.intervals or bounds.conditions for bounds, _ in masks):
+            return masks
+        # Only values are masked. A version for them must be possible, or it is code that never runs.
+        found = [(self.scheduler.analysis.bounds(tile), tile.shape) for tile in self.conditions]
+        return [(bounds, shape) for bounds, shape in found if bounds.intervals and _can_be_full(bounds, shape)]
+
+    def full_condition(self, masks: Sequence[tuple[Bounds, tuple[int, ...]]]) -> ir.Value | None:
         """Whether every mask made of bounds holds on the whole tile; None where that is certain."""
         emit = self.scheduler.emit
         parts: dict[object, ir.Value] = {}
-        for access, _, shape in self.accesses:
-            for condition in access.bounds.conditions:
+        for bounds, shape in masks:
+            if not _can_be_full(bounds, shape):
+                return ir.Constant(I1, 0)
+            for condition in bounds.conditions:
                 parts[id(condition)] = condition
-            for d, (low, high) in access.bounds.intervals.items():
+            for d, (low, high) in bounds.intervals.items():
                 for limit, operator, edge in ((low, "<=", 0), (high, ">=", shape[d])):
-                    if limit is None:
-                        continue
-                    if isinstance(limit, int):
-                        if not (limit <= edge if operator == "<=" else limit >= edge):
-                            return ir.Constant(I1, 0)
+                    if limit is None or isinstance(limit, int):
                         continue
                     key = (id(limit), operator, edge)
                     if key not in parts:
@@ -156,6 +168,14 @@ class Plan:
         return result
 
 
+def _can_be_full(bounds: Bounds, shape: tuple[int, ...]) -> bool:
+    """Whether no limit known at compile time excludes a part of the tile."""
+    return not any(
+        (isinstance(low, int) and low > 0) or (isinstance(high, int) and high < shape[d])
+        for d, (low, high) in bounds.intervals.items()
+    )
+
+
 class Scheduler:
     """Plans nests and keeps tiles in memory, for one function."""
 
@@ -175,12 +195,12 @@ class Scheduler:
         return Buffer(pointer, shape, like.element, order if innermost is None else [*order, innermost])
 
     def materialize(self, tile: Tile) -> Buffer:
-        """Compute the whole tile now, unless that has been done."""
+        """Compute the whole tile now, into memory of this thread's own, unless that has been done."""
         if isinstance(tile, Buffer):
             return tile
-        if tile.stored is None:
+        if tile.stored is None or isinstance(tile.stored, Borrowed):
             plan = self.plan(tile.shape, [tile])
-            buffer = self.buffer(tile.shape, tile, plan.vector_dim)
+            buffer = tile.stored.copied if tile.stored is not None else self.buffer(tile.shape, tile, plan.vector_dim)
             self.write(plan, [(tile, buffer)])
             self.arena.remember(tile, buffer)
         assert tile.stored is not None
@@ -261,6 +281,8 @@ class Scheduler:
                         votes[last] = votes.get(last, 0) - 2
                 case Map():
                     costly |= elementwise.cost(tile.op) >= EXPENSIVE
+                    if tile.op.name == "arith.select":
+                        plan.conditions.append(tile.args[0])
             work.extend(tile.inputs(dims))
         if vectorize:
             self._choose_vector(plan, votes, widest, costly)

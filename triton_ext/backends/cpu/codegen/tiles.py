@@ -419,6 +419,14 @@ class Buffer(Tile):
         return "lanes", lanes
 
 
+class Borrowed(Buffer):
+    """Elements in memory that others may write to, or in `copied` already; see `borrow.keep`."""
+
+    def __init__(self, pointer: ir.Value, copied: Buffer) -> None:
+        super().__init__(pointer, copied.shape, copied.element)
+        self.copied = copied
+
+
 class Gather(Tile):
     """`source` at `indices` along one axis; elsewhere the result's own coordinates."""
 
