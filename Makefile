@@ -8,7 +8,7 @@
 # PIP_ARGS is passed to pip, for instance an index that has torch's CPU builds.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PIP_ARGS ?=
-PYTEST_ARGS ?=
+PYTEST_ARGS ?= -n 2
 VENV := .venv
 
 SECONDS ?= 60

@@ -51,3 +51,16 @@ def test_a_short_run(tmp_path):
             assert each["rel_err"] < 1e-5
     assert {each["variant"] for each in found["records"]} >= {"fused", "unfused_gloo", "compute_only", "limit"}
     assert (tmp_path / "bench.png").exists()
+
+
+@pytest.mark.slow
+def test_the_cpu_benchmark(tmp_path):
+    command = [sys.executable, ROOT / "benchmarks/cpu.py", "--only", "matmul, 512", "--runs", "3", "--output", tmp_path]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert run.returncode == 0, run.stdout + run.stderr
+    found = json.loads((tmp_path / "bench-cpu.json").read_text())
+    assert found["environment"]["torch"] and all(rate > 0 for rate in found["limits"].values())
+    measured = {(each["dtype"], each["variant"]) for each in found["records"]}
+    assert measured == {(d, v) for d in ("float32", "bfloat16") for v in ("triton_ext", "torch", "limit")}
+    assert all(each["median_ms"] > 0 for each in found["records"])
+    assert (tmp_path / "bench-cpu.png").exists()
