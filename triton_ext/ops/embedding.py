@@ -89,7 +89,7 @@ SIMULATIONS = {"embedding_all_to_all_kernel": simulated}
 def configuration(dim: int, device: torch.device) -> dict[str, int]:
     """The block of pooled_tile: samples and columns."""
     return {
-        "BB": 2 if device.type == "cpu" else 32,
+        "BB": 4 if device.type == "cpu" else 32,
         "BD": min(triton.next_power_of_2(max(dim, 1)), 128),
     }
 

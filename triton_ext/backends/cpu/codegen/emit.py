@@ -213,6 +213,16 @@ class Emitter:
             return pointer
         return self.builder.gep(pointer, [self.value(elements)], source_etype=element)
 
+    def nowhere(self) -> ir.Value:
+        """The address of eight constant zero bytes."""
+        known = self.module.globals.get("nowhere")
+        if known is None:
+            known = ir.GlobalVariable(self.module, I64, "nowhere")
+            known.initializer = ir.Constant(I64, 0)
+            known.linkage = "internal"
+            known.global_constant = True
+        return known
+
     def load(self, pointer: ir.Value, type_: ir.Type) -> ir.Value:
         """A load aligned as the element is."""
         return self.builder.load(pointer, typ=type_, align=size_bytes(scalar_of(type_)))

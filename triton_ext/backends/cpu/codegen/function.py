@@ -36,8 +36,9 @@ from triton_ext.backends.cpu.codegen.lltypes import (
     tensor_shape,
 )
 from triton_ext.backends.cpu.codegen.mapping import lower_map
-from triton_ext.backends.cpu.codegen.memory import Access, Load, nowhere, store
+from triton_ext.backends.cpu.codegen.memory import Access, Load, prefetch, store
 from triton_ext.backends.cpu.codegen.nest import At, Nest, Point
+from triton_ext.backends.cpu.codegen.prefetch import PrefetchOp
 from triton_ext.backends.cpu.codegen.reduction import reduce, scan
 from triton_ext.backends.cpu.codegen.schedule import EXPENSIVE, Arena, Scheduler
 from triton_ext.backends.cpu.codegen.tiles import (
@@ -363,7 +364,7 @@ class FunctionLowering:
             site = self.checks.site(op, "load", Does.READS, memory_type(type_))
             mask = site.allows(address, mask)
         if mask is not None:
-            address = emit.builder.select(mask, address, nowhere(emit))
+            address = emit.builder.select(mask, address, emit.nowhere())
         stored = memory_type(type_)
         if volatile:
             # A relaxed atomic: read afresh every time, whole, and never merged with another.
@@ -403,6 +404,13 @@ class FunctionLowering:
             access = checked(self.scheduler, site, access, shape)
         plan = self.scheduler.plan(shape, [value_tile], [access])
         self.scheduler.run(plan, lambda nest, point: store(nest, point, access, shape, nest.value(value_tile, point)))
+
+    def _prefetch(self, op: PrefetchOp) -> None:
+        pointer = element_of(op.ptr.type)
+        assert isinstance(pointer, tt.PointerType)
+        access = self._access(op.ptr, None, lane_type(pointer.pointee))
+        plan = self.scheduler.plan(tensor_shape(op.ptr.type), [], [access])
+        self.scheduler.run(plan, lambda nest, point: prefetch(nest, point, access))
 
     # -- consumers ------------------------------------------------------------------------------------------
 
@@ -526,6 +534,7 @@ _LOWERINGS: dict[str, Callable[[FunctionLowering, Any], None]] = {
     "tt.split": FunctionLowering._split,
     "tt.addptr": FunctionLowering._addptr,
     "tt.load": FunctionLowering._load,
+    "cpu.prefetch": FunctionLowering._prefetch,
     "tt.store": FunctionLowering._store,
     "tt.reduce": FunctionLowering._reduce,
     "tt.scan": FunctionLowering._scan,

@@ -153,7 +153,8 @@ class Load(Tile):
         vector_mask = mask is not None and isinstance(mask.type, ir.VectorType)
         if kind == "contiguous" and mask is None:
             if self._goes_on():
-                _prefetch(emit, address, size_bytes(stored) * nest.width)
+                # Ask for what lies a bit further along the row.
+                _ask_for(emit, emit.offset(address, _AHEAD_BYTES, I8), size_bytes(stored) * nest.width)
             return from_memory(emit, emit.load(address, ir.VectorType(stored, nest.width)), self.lane)
         other = nest.value(self.other, point) if self.other is not None and mask is not None else None
         if other is not None:
@@ -195,14 +196,20 @@ class Load(Tile):
         if mask is not None:
             if isinstance(mask.type, ir.VectorType):
                 mask = emit.intrinsic("vector.reduce.or", I1, [mask], (mask.type,))
-            address = emit.builder.select(mask, address, nowhere(emit))
+            address = emit.builder.select(mask, address, emit.nowhere())
         return emit.load(address, self.access.stored)
 
 
-def _prefetch(emit: Emitter, address: ir.Value, size_in_bytes: int) -> None:
-    """Ask for what lies a bit further along the row."""
+def prefetch(nest: Nest, point: Point, access: Access) -> None:
+    """Ask for what `point`'s lanes will read, if it lies in a row."""
+    kind, address = access.address(nest, point)
+    if kind != "lanes":
+        _ask_for(nest.emit, address, size_bytes(access.stored) * (nest.width if kind == "contiguous" else 1))
+
+
+def _ask_for(emit: Emitter, address: ir.Value, size_in_bytes: int) -> None:
     for start in range(0, size_in_bytes, 64):
-        place = emit.offset(address, _AHEAD_BYTES + start, I8)
+        place = emit.offset(address, start, I8)
         flags = [ir.Constant(I32, flag) for flag in (0, 3, 1)]  # for reading, into all levels, data
         emit.intrinsic("prefetch", ir.VoidType(), [place, *flags], (PTR,))
 
@@ -210,17 +217,6 @@ def _prefetch(emit: Emitter, address: ir.Value, size_in_bytes: int) -> None:
 def _zeros(type_: ir.VectorType) -> ir.Constant:
     zero = ir.Constant(type_.element, 0 if isinstance(type_.element, ir.IntType) else 0.0)
     return ir.Constant(type_, [zero] * type_.count)
-
-
-def nowhere(emit: Emitter) -> ir.Value:
-    """The address of eight constant zero bytes."""
-    known = emit.module.globals.get("nowhere")
-    if known is None:
-        known = ir.GlobalVariable(emit.module, I64, "nowhere")
-        known.initializer = ir.Constant(I64, 0)
-        known.linkage = "internal"
-        known.global_constant = True
-    return known
 
 
 def store(nest: Nest, point: Point, access: Access, shape: tuple[int, ...], value: ir.Value) -> None:

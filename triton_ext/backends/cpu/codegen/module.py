@@ -20,6 +20,7 @@ from triton_ext.backends.cpu.codegen.lltypes import (
     memory_type,
     register_type,
 )
+from triton_ext.backends.cpu.codegen.prefetch import add_prefetches
 from triton_ext.backends.cpu.codegen.tiles import from_memory, to_memory
 from triton_ext.errors import CompileError
 from triton_ext.ir import dialect as tt
@@ -157,6 +158,8 @@ class ModuleLowering:
         scratch: ir.Value,
         places: Sequence[ir.Value] = (),
     ) -> None:
+        if not self._checked:
+            add_prefetches(source)
         self.liveness = Liveness(source)
         checks = Checks(emit, table, program, self._sites) if table is not None else None
         lowering = FunctionLowering(self, emit, arguments, program, scratch, checks)

@@ -28,6 +28,9 @@ Dims = tuple[int | None, ...]
 """For each dimension of a tile, the dimension of a consumer that walks along it, if one does."""
 
 
+_FEW_LANES = 4
+
+
 class Tile:
     """A tensor of `shape` whose elements are of Triton type `element`."""
 
@@ -460,11 +463,28 @@ def to_memory(emit: Emitter, value: ir.Value) -> ir.Value:
 def gather(
     emit: Emitter, addresses: ir.Value, element: ir.Type, width: int, mask: ir.Value | None, other: ir.Value | None
 ) -> ir.Value:
+    if width <= _FEW_LANES:
+        return _gather_one_by_one(emit, addresses, element, mask, other)
     type_, pointers = ir.VectorType(element, width), ir.VectorType(PTR, width)
     mask = mask if mask is not None else emit.true(type_)
     other = other if other is not None else ir.Constant(type_, ir.Undefined)
     arguments = [emit.builder.inttoptr(addresses, pointers), ir.Constant(I32, size_bytes(element)), mask, other]
     return emit.intrinsic("masked.gather", type_, arguments, (type_, pointers))
+
+
+def _gather_one_by_one(
+    emit: Emitter, addresses: ir.Value, element: ir.Type, mask: ir.Value | None, other: ir.Value | None
+) -> ir.Value:
+    """Loads of a few lanes: the instruction that gathers takes longer. What is masked off reads zeros of ours."""
+    builder, width = emit.builder, addresses.type.count
+    if mask is not None:
+        zeros = emit.splat(builder.ptrtoint(emit.nowhere(), I64), width)
+        addresses = builder.select(mask, addresses, zeros)
+    result = ir.Constant(ir.VectorType(element, width), ir.Undefined)
+    for lane in range(width):
+        address = builder.inttoptr(builder.extract_element(addresses, ir.Constant(I32, lane)), PTR)
+        result = builder.insert_element(result, emit.load(address, element), ir.Constant(I32, lane))
+    return result if mask is None or other is None else builder.select(mask, result, other)
 
 
 def scatter(emit: Emitter, addresses: ir.Value, value: ir.Value, mask: ir.Value | None) -> None:
