@@ -11,6 +11,7 @@ import torch
 from ..backends.cpu import ranges
 from ..errors import PlanError
 from .groups import Group, ThreadRanks
+from .transports import nvshmem, p2p
 
 
 class SymmetricMemory:
@@ -34,8 +35,14 @@ class SymmetricMemory:
         elif device.type == "cpu":
             self.segments = _map_all(group, nbytes)
             self.local = self.segments[group.rank]
+        elif device.type == "cuda":
+            one_host = len(set(group.exchange(_host()))) == 1
+            mapped = (p2p if one_host else nvshmem).Segments(group, nbytes, device)
+            self.local, self.segments, self.addresses = mapped.local, [], mapped.addresses
+            self._mapped = mapped  # which lasts as long as this memory
+            return
         else:
-            raise PlanError(f"symmetric memory on {device} across processes is not supported yet; use cpu")
+            raise PlanError(f"there is no symmetric memory on {device} across processes; use cpu or cuda")
         self.addresses = [segment.data_ptr() for segment in self.segments]
         for rank, segment in enumerate(self.segments if device.type == "cpu" else ()):
             ranges.add(segment, f"symmetric memory of rank {rank}")

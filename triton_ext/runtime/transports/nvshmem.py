@@ -114,8 +114,8 @@ class Segments:
         everybody = [group.global_rank(rank) for rank in range(group.size)]
         if everybody != list(range(torch.distributed.get_world_size())):
             raise PlanError(
-                f"a plan over ranks {everybody}: on GPUs of several hosts a plan takes all ranks of the job, as NVSHMEM "
-                "allocates on all of them at once; use the default group"
+                f"a plan over ranks {everybody}: on GPUs of several hosts a plan takes all ranks of the job, because "
+                "NVSHMEM allocates on all of them at once; use the default group"
             )
         self._heap = heap(group, device)
         self._number, self.local = self._heap.allocate(nbytes)

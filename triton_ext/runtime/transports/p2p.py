@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -31,7 +31,7 @@ class Segments:
         _raise_together(group, problem)  # or the others would wait in rendezvous for a rank that has nothing to offer
         try:
             # The handle holds the peers' memory mapped.
-            self._handle: Any = symmetric_memory.rendezvous(self.local, group.name)
+            self._handle: Any = symmetric_memory.rendezvous(self.local, cast(Any, group.name))
             self.addresses = [int(address) for address in self._handle.buffer_ptrs]
             self.local.zero_()
             if self.local.device.type == "cuda":
