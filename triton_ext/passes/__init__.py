@@ -14,8 +14,8 @@ from triton import knobs
 from triton._C.libtriton import ir, passes
 
 from ..errors import CompileError
-from . import dialect, insert_sync, lower_epilogue, order_tiles, verify
-from .kernel import Kernel, symbol_of, where
+from . import dialect, insert_sync, lower_epilogue, nvshmem, order_tiles, verify
+from .kernel import Kernel, spec_of, symbol_of, where
 
 PIPELINE = (verify, order_tiles, lower_epilogue, insert_sync)
 
@@ -29,22 +29,25 @@ def version() -> str:
     return digest.hexdigest()[:16]
 
 
-def lower(module: ir.module, backend: Any, options: Any) -> None:
+def lower(module: ir.module, backend: Any, options: Any) -> set[str]:
     """Lower the markers of a module, in place. A module without markers stays as it is.
 
-    Raises CompileError, at the author's line, for a kernel that breaks a rule of the language.
+    Returns the transports that the kernel's plans use, beside stores. Raises CompileError, at the author's line, for a
+    kernel that breaks a rule of the language.
     """
     symbols: list[tuple[str, ir.operation]] = []
     module.walk(lambda op: symbols.append((s, op)) if (s := symbol_of(op)) else None)
     if not symbols:
-        return
+        return set()
     if not any(symbol == dialect.STORE for symbol, _ in symbols):
         raise CompileError(f"{where(symbols[0][1])}: an epilogue without a store: peers would wait for it")
     _run(module, "inliner")
     kernel = Kernel(module, backend, options)
+    transports = {spec_of(op).transport for symbol, op in symbols if symbol == dialect.STORE} - {""}
     for step in PIPELINE:
         step.run(kernel)
     _run(module, "canonicalizer")  # removes the markers, whose results nobody uses now
+    return transports
 
 
 def _run(module: ir.module, name: str) -> None:
@@ -71,7 +74,8 @@ def install() -> None:
             first = stages["ttir"]
 
             def ttir(module: ir.module, metadata: dict[str, Any]) -> ir.module:
-                lower(module, backend, options)
+                if lower(module, backend, options):
+                    nvshmem.link(options, metadata, capability)
                 return first(module, metadata)
 
             stages["ttir"] = ttir

@@ -39,6 +39,7 @@ class Spec:
 
     dtype: element type of the result. wire_dtype: of what is sent to be reduced. acc_dtype: of the sum.
     alignment: elements that are known to divide every row's start in every rank's buffers.
+    transport: how peers are reached that stores do not reach, and its version: "nvshmem-3.8.0"; "" without such peers.
     """
 
     collective: str
@@ -49,6 +50,7 @@ class Spec:
     split_dim: int
     alignment: int
     block_shape: tuple[int, ...] = ()
+    transport: str = ""
 
     @property
     def splits(self) -> bool:
@@ -76,6 +78,7 @@ class Spec:
             int(values["split_dim"]),
             int(values["alignment"]),
             block,
+            values.get("transport", ""),
         )
 
     def with_block(self, block_shape: tuple[int, ...]) -> Spec:
