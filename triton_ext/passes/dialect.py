@@ -51,6 +51,7 @@ class Spec:
     alignment: int
     block_shape: tuple[int, ...] = ()
     transport: str = ""
+    slice_dim: int = 0
 
     @property
     def splits(self) -> bool:
@@ -79,6 +80,7 @@ class Spec:
             int(values["alignment"]),
             block,
             values.get("transport", ""),
+            int(values.get("slice_dim", 0)),
         )
 
     def with_block(self, block_shape: tuple[int, ...]) -> Spec:

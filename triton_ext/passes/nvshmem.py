@@ -55,10 +55,11 @@ def add_signal(signal, count, pe):
 
 @triton.jit
 def receive(signal, count):
-    """What came before this rank's word `signal` reached `count`, which it has, is in memory for the whole program."""
+    """What came before this rank's word `signal` reached `count`, which it has, is in memory when this returns. (A wait
+    that has nothing to wait for: NVSHMEM's waits know what the platform needs, our acquire load does not.)
+    """
     if _thread() == 0:
         _call("nvshmem_signal_wait_until", tl.int64, (signal, CMP_GE, count))
-    tl.debug_barrier()
 
 
 def library(capability: int) -> Path | None:

@@ -377,7 +377,7 @@ def reduce_tile(table, coords, value, mask, BLOCK, SPLIT_DIM: tl.constexpr, ALIG
 
 
 @triton.jit
-def _arrive_reduced(table, coords, BLOCK, SPLIT_DIM: tl.constexpr):
+def arrive_reduced_rows(table, coords, BLOCK, SPLIT_DIM: tl.constexpr, TRANSFER: tl.constexpr):
     """Tell all ranks that the reduced rows of a tile were stored at them. One barrier, then one release each."""
     live = _is_live(table)
     world = tl.load(table + abi.WORLD).to(tl.int32)
@@ -389,10 +389,10 @@ def _arrive_reduced(table, coords, BLOCK, SPLIT_DIM: tl.constexpr):
 
 
 @triton.jit
-def arrive_reduced(table, coords, BLOCK, SPLIT_DIM: tl.constexpr):
-    """After the reduced rows of a tile that is this rank's alone were stored at all ranks."""
+def arrive_reduced(table, coords, BLOCK, SPLIT_DIM: tl.constexpr, ARRIVE: tl.constexpr, TRANSFER: tl.constexpr):
+    """After the reduced rows of a tile that is this rank's alone were stored at all ranks. ARRIVE as in reduce_shared."""
     if _is_own(table, coords, BLOCK, SPLIT_DIM):
-        _arrive_reduced(table, coords, BLOCK, SPLIT_DIM)
+        ARRIVE(table, coords, BLOCK, SPLIT_DIM, TRANSFER)
 
 
 @triton.jit
@@ -406,11 +406,13 @@ def leave(table):
 
 @triton.jit
 def reduce_shared(table, last, BLOCK, SPLIT_DIM: tl.constexpr, ALIGNMENT: tl.constexpr, WIRE: tl.constexpr,
-                  ACC: tl.constexpr, DTYPE: tl.constexpr, TO_ALL: tl.constexpr):  # fmt: skip
+                  ACC: tl.constexpr, DTYPE: tl.constexpr, TO_ALL: tl.constexpr, ARRIVE: tl.constexpr,
+                  TRANSFER: tl.constexpr):  # fmt: skip
     """The last program of a run reduces this rank's rows of tiles that other ranks own rows of, too.
 
     There are at most two rows of such tiles, where this rank's part begins and where it ends. Their own programs
-    cannot wait: other ranks' values for this rank may be in tiles that come later.
+    cannot wait: other ranks' values for this rank may be in tiles that come later. ARRIVE: arrive_reduced_rows, or the one
+    of another transport.
     """
     size = tl.load(table + abi.SHAPE + SPLIT_DIM)
     shard = tl.load(table + abi.SHARD)
@@ -447,7 +449,7 @@ def reduce_shared(table, last, BLOCK, SPLIT_DIM: tl.constexpr, ALIGNMENT: tl.con
                         total += tl.load(pointers, mask=own).to(ACC)
                     _store_sum(table, indices, own, total.to(DTYPE), BLOCK, ALIGNMENT, TO_ALL)
                     if TO_ALL:
-                        _arrive_reduced(table, coords, BLOCK, SPLIT_DIM)
+                        ARRIVE(table, coords, BLOCK, SPLIT_DIM, TRANSFER)
 
 
 @triton.jit
