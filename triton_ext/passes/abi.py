@@ -74,6 +74,6 @@ FAILED_TILE = 5  # a program stored another tile of a reduction than its own
 FAILED_HOST = 6  # the host gave up: a peer's process ended
 
 
-def table_words(world: int) -> int:
+def table_words(world: int, has_transfers: bool = False) -> int:
     """Length of the table of a plan over `world` ranks, in 64-bit words."""
-    return PEERS + world * PEER_WORDS
+    return PEERS + world * (PEER_WORDS + (TRANSFER_WORDS if has_transfers else 0))

@@ -7,6 +7,7 @@ it, and by the peer's processing element (PE). All calls are those of one thread
 from __future__ import annotations
 
 import importlib.util
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,21 @@ def library(capability: int) -> Path | None:
     return None
 
 
-def link(options: Any, metadata: dict[str, Any], capability: int | None) -> None:
-    """Have the kernel under compilation linked with NVSHMEM's device functions. Raises CompileError without them."""
+def transport() -> str:
+    """What a plan's Spec says of peers that NVSHMEM reaches: the version is part of a kernel's cache key."""
+    for name in ("nvidia-nvshmem-cu12", "nvidia-nvshmem-cu13"):
+        try:
+            return f"nvshmem-{metadata.version(name)}"
+        except metadata.PackageNotFoundError:
+            continue
+    return "nvshmem"
+
+
+def link(options: Any, about: dict[str, Any], capability: int | None) -> None:
+    """Have the kernel under compilation linked with NVSHMEM's device functions. Raises CompileError without them.
+
+    about: the metadata of the compiled kernel.
+    """
     if capability is None:
         raise CompileError("a plan that uses NVSHMEM is for CUDA; this kernel is compiled for another target")
     path = library(capability)
@@ -90,4 +104,4 @@ def link(options: Any, metadata: dict[str, Any], capability: int | None) -> None
         )
     # The options of this one compilation. Their hash was taken: the library's version is in the plan's Spec instead.
     object.__setattr__(options, "extern_libs", (*options.extern_libs, (METADATA, str(path))))
-    metadata[METADATA] = True
+    about[METADATA] = True

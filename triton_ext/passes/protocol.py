@@ -390,7 +390,7 @@ def arrive_reduced_rows(table, coords, BLOCK, SPLIT_DIM: tl.constexpr, TRANSFER:
 
 @triton.jit
 def arrive_reduced(table, coords, BLOCK, SPLIT_DIM: tl.constexpr, ARRIVE: tl.constexpr, TRANSFER: tl.constexpr):
-    """After the reduced rows of a tile that is this rank's alone were stored at all ranks. ARRIVE as in reduce_shared."""
+    """After the reduced rows of a tile that is this rank's alone were stored at all ranks. ARRIVE: see reduce_shared."""
     if _is_own(table, coords, BLOCK, SPLIT_DIM):
         ARRIVE(table, coords, BLOCK, SPLIT_DIM, TRANSFER)
 
@@ -411,8 +411,8 @@ def reduce_shared(table, last, BLOCK, SPLIT_DIM: tl.constexpr, ALIGNMENT: tl.con
     """The last program of a run reduces this rank's rows of tiles that other ranks own rows of, too.
 
     There are at most two rows of such tiles, where this rank's part begins and where it ends. Their own programs
-    cannot wait: other ranks' values for this rank may be in tiles that come later. ARRIVE: arrive_reduced_rows, or the one
-    of another transport.
+    cannot wait: other ranks' values for this rank may be in tiles that come later.
+    ARRIVE: arrive_reduced_rows, or that of another transport, which takes TRANSFER.
     """
     size = tl.load(table + abi.SHAPE + SPLIT_DIM)
     shard = tl.load(table + abi.SHARD)

@@ -1,7 +1,9 @@
 """The protocol with peers that only NVSHMEM reaches: what differs from protocol.py, for plans that have such peers.
 
-TRANSFER is the tuple (slice dimension, first word of the transfer in the table, bytes per element). Tiles for such a peer are stored in an outbox; the program that completes a slice of it sends the slice. Counters, waits
+Tiles for such a peer are stored in an outbox; the program that completes a slice of it sends the slice. Counters, waits
 and the order of runs are those of the protocol; docs/transports.md says why the outbox may be written again.
+
+TRANSFER is the tuple (slice dimension, first word of the transfer in a peer's transfers, bytes per element).
 """
 
 from __future__ import annotations

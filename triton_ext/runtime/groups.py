@@ -99,6 +99,7 @@ class ThreadRanks:
         self.ranks = tuple(ranks)
         self.meeting = meeting
         self.device = device
+        self.host = 0  # ranks of different virtual hosts do not reach each other's memory
         self.name = f"virtual {next(_numbers)}"
         _virtual_by_name[self.name] = self
 

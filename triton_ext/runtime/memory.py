@@ -23,20 +23,21 @@ class SymmetricMemory:
 
     local: torch.Tensor  #: uint8[nbytes]
     segments: list[torch.Tensor]
-    addresses: list[int]
+    addresses: list[int | None]  #: None for a segment that loads and stores do not reach
 
     def __init__(self, group: Group, nbytes: int, device: torch.device) -> None:
         """Collective. Raises PlanError where ranks cannot map each other's memory."""
         if isinstance(group, ThreadRanks):
             self.local = torch.zeros(nbytes, dtype=torch.uint8, device=device)
             self.segments = group.exchange(self.local)
+            hosts = group.exchange(host_of(group))
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
         elif device.type == "cpu":
             self.segments = _map_all(group, nbytes)
             self.local = self.segments[group.rank]
         elif device.type == "cuda":
-            one_host = len(set(group.exchange(_host()))) == 1
+            one_host = len(set(group.exchange(host_of(group)))) == 1
             mapped = (p2p if one_host else nvshmem).Segments(group, nbytes, device)
             self.local, self.segments, self.addresses = mapped.local, [], mapped.addresses
             self._mapped = mapped  # which lasts as long as this memory
@@ -44,6 +45,9 @@ class SymmetricMemory:
         else:
             raise PlanError(f"there is no symmetric memory on {device} across processes; use cpu or cuda")
         self.addresses = [segment.data_ptr() for segment in self.segments]
+        if isinstance(group, ThreadRanks):
+            own = hosts[group.rank]
+            self.addresses = [at if host == own else None for at, host in zip(self.addresses, hosts, strict=True)]
         for rank, segment in enumerate(self.segments if device.type == "cpu" else ()):
             ranges.add(segment, f"symmetric memory of rank {rank}")
 
@@ -81,7 +85,13 @@ def _map(path: str | int, nbytes: int) -> torch.Tensor:
     return torch.frombuffer(mapping, dtype=torch.uint8)
 
 
-def _host() -> str:
+def host_of(group: Group) -> str:
     """What ranks that can map each other's memory have in common."""
+    if isinstance(group, ThreadRanks):
+        return f"virtual host {group.host}"
+    return _host()
+
+
+def _host() -> str:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot} {os.readlink('/proc/self/ns/pid')}"

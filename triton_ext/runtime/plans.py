@@ -18,10 +18,10 @@ from triton import knobs
 
 from .. import passes
 from ..errors import CollectiveTimeout, PeerLost, PlanError
-from ..passes import abi, dialect
-from . import groups, layout
+from ..passes import abi, dialect, nvshmem
+from . import groups, layout, transfers
 from .groups import Group, ThreadRanks
-from .memory import SymmetricMemory
+from .memory import SymmetricMemory, host_of
 from .watch import Peers, Watch, watch_for
 
 _DTYPES = {
@@ -36,7 +36,8 @@ _DTYPES = {
     torch.uint8: "uint8",
 }
 _LINE = 64  # bytes between words that different ranks write
-_SIGNALS = ("READY", "ARRIVED", "REDUCED", "LEFT")  # words that each rank has at each other rank
+_WAITED_FOR = ("READY", "ARRIVED", "REDUCED")
+_SIGNALS = (*_WAITED_FOR, "LEFT")  # words that each rank has at each other rank
 _FREED = 100  # STATUS of a plan that was freed; not a kernel's code
 
 
@@ -149,7 +150,7 @@ class _State:
     def regions(self) -> list[MemoryRegion]:
         """This rank's signals, result and staging area: everything that a peer may write."""
         assert self.memory is not None
-        me, base = self.group.rank, self.memory.addresses[self.group.rank]
+        me, base = self.group.rank, self.memory.local.data_ptr()
         words, per_run = {}, {}
         for peer in range(self.layout.world):
             route = self.layout.routes[peer][me]
@@ -376,6 +377,7 @@ def _make(
         _DTYPES[acc],
         split_dim,
         where.alignment(16 // min(dtype.itemsize, wire.itemsize), split_dim if collective in dialect.SPLIT else -1),
+        transport=nvshmem.transport() if place.type == "cuda" and len(set(group.exchange(host_of(group)))) > 1 else "",
     )
     return _build(group, spec, where, dtype, wire, place)
 
@@ -389,14 +391,21 @@ def _build(
     # The same on every rank, so that a peer's addresses need no exchange.
     result_bytes = max(prod(shape) for shape in where.result_shapes) * dtype.itemsize
     stage_offset = _align(result_offset + result_bytes)
-    nbytes = _align(stage_offset + where.stage_elements * wire.itemsize, 4096)
-    memory = SymmetricMemory(group, nbytes, device)
+    outbox_offset = _align(stage_offset + where.stage_elements * wire.itemsize)
+    outbox, outbox_bytes = None, 0
+    if spec.transport:
+        hosts = group.exchange(host_of(group))
+        item_bytes = {abi.OF_RESULT: dtype.itemsize, abi.OF_STAGE: wire.itemsize}
+        far = [[peer for peer in range(world) if hosts[peer] != hosts[rank]] for rank in range(world)]
+        boxes = [transfers.Outbox.of(spec, where, rank, far[rank], item_bytes) for rank in range(world)]
+        outbox, outbox_bytes = boxes[me], max(box.nbytes for box in boxes)
+    memory = SymmetricMemory(group, _align(outbox_offset + outbox_bytes, 4096), device)
     watch = watch_for(device)
 
-    def signal(at: int, of: int, name: str) -> int:
-        return memory.addresses[at] + (of * len(_SIGNALS) + _SIGNALS.index(name)) * _LINE
+    def signal(segment: int, of: int, name: str) -> int:
+        return segment + (of * len(_SIGNALS) + _SIGNALS.index(name)) * _LINE
 
-    table = torch.zeros(abi.table_words(world), dtype=torch.int64)
+    table = torch.zeros(abi.table_words(world, bool(spec.transport)), dtype=torch.int64)
     shape = where.shapes[me]
     table[abi.RANK] = me
     table[abi.WORLD] = world
@@ -405,20 +414,34 @@ def _build(
     table[abi.DESTINATION_BEGIN], table[abi.DESTINATION_END] = where.destinations[me]
     table[abi.CLOCK] = watch.clock_ms.data_ptr()
     table[abi.TIMEOUT_MS] = int(groups.timeout_s() * 1000)
-    for peer in range(world):
+    mine = memory.addresses[me]
+    assert mine is not None
+    for peer, address in enumerate(memory.addresses):
         there, here = where.routes[me][peer], where.routes[peer][me]
         row = table[abi.PEERS + peer * abi.PEER_WORDS :]
-        row[abi.RESULT] = memory.addresses[peer] + result_offset + there.origin * dtype.itemsize
-        row[abi.RESULT_STRIDE : abi.RESULT_STRIDE + len(shape)] = torch.tensor(there.strides)
+        if address is not None:
+            row[abi.RESULT] = address + result_offset + there.origin * dtype.itemsize
+            row[abi.RESULT_STRIDE : abi.RESULT_STRIDE + len(shape)] = torch.tensor(there.strides)
+            if spec.reduces:
+                row[abi.STAGE] = address + stage_offset + there.stage_origin * wire.itemsize
+                row[abi.STAGE_STRIDE : abi.STAGE_STRIDE + len(shape)] = torch.tensor(there.stage_strides)
+            for name in _WAITED_FOR:
+                row[getattr(abi, name)] = signal(address, me, name)
         if spec.reduces:
-            row[abi.STAGE] = memory.addresses[peer] + stage_offset + there.stage_origin * wire.itemsize
-            row[abi.STAGE_HERE] = memory.addresses[me] + stage_offset + here.stage_origin * wire.itemsize
-            row[abi.STAGE_STRIDE : abi.STAGE_STRIDE + len(shape)] = torch.tensor(there.stage_strides)
-        for name in ("READY", "ARRIVED", "REDUCED"):
-            row[getattr(abi, name)] = signal(peer, me, name)
-            row[getattr(abi, f"{name}_HERE")] = signal(me, peer, name)
+            row[abi.STAGE_HERE] = mine + stage_offset + here.stage_origin * wire.itemsize
+        for name in _WAITED_FOR:
+            row[getattr(abi, f"{name}_HERE")] = signal(mine, peer, name)
         row[abi.EXPECTED] = here.expected
         row[abi.EXPECTED_REDUCED] = here.expected_reduced
+        if outbox:
+            transfer_row = table[abi.PEERS + world * abi.PEER_WORDS + peer * abi.TRANSFER_WORDS :]
+            transfer_row[abi.PE] = -1
+            if address is None:
+                # A peer's object has the address, as NVSHMEM names it, that this rank's own object has.
+                signals = {name: signal(mine, me, name) for name in _WAITED_FOR}
+                buffers = {abi.OF_RESULT: mine + result_offset, abi.OF_STAGE: mine + stage_offset}
+                transfer_row[abi.PE], transfer_row[abi.READY_THERE] = peer, signals["READY"]
+                outbox.fill(row, transfer_row, peer, mine + outbox_offset, buffers, signals)
     table = table.to(device)
     peers = Peers(group.exchange(os.getpid()))
     plan = Plan(table, tl.constexpr(spec.encode()))
