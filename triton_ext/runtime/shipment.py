@@ -94,7 +94,9 @@ class Incoming:
         if run != self.run:
             return f"sent slices of run {run} in run {self.run}"
         if first + slices > len(self.needs) or self.arrived[first : first + slices].any():
-            return f"sent slices {first} to {first + slices - 1} of {len(self.needs)} in run {run}, or one of them twice"
+            return (
+                f"sent slices {first} to {first + slices - 1} of {len(self.needs)} in run {run}, or one of them twice"
+            )
         if nbytes != len(self.place(first, slices)):
             return f"sent {nbytes} bytes for slices that have {len(self.place(first, slices))}"
         return None
@@ -208,6 +210,7 @@ class Shipment:
     def _when_sent(self, peer: int, transfer: Outgoing, slices: int) -> Callable[[], None]:
         def sent() -> None:
             if transfer.is_sent(slices):
+                native_code().fence()  # what has left is read before it may be overwritten
                 self.may_store[peer] = transfer.run
 
         return sent
