@@ -126,6 +126,28 @@ def hosts(
 
 
 @app.command()
+def trace(
+    directory: Annotated[Path, typer.Argument(help="What TRITON_EXT_TRACE named.")],
+    json: Annotated[Path | None, typer.Option(help="Write a trace for Perfetto or chrome://tracing.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Draw the timeline of one launch.")] = None,
+    launch: Annotated[int, typer.Option(help="The launch to draw; negative ones count from the last.")] = -1,
+) -> None:
+    """What a recorded run did with its time: computation, communication, how much of it was hidden, waits."""
+    from . import timeline
+
+    try:
+        ranks = timeline.load(directory)
+        Console().print(timeline.table(ranks))
+        if json:
+            json.write_text(timeline.chrome(ranks))
+        if png:
+            timeline.draw(ranks, launch, png)
+    except TritonExtError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+
+
+@app.command()
 def env() -> None:
     """What this installation consists of, and what it can run on."""
     from importlib.metadata import PackageNotFoundError, version

@@ -35,3 +35,7 @@ class MemoryAccessError(TritonExtError):
 
 class HostsError(TritonExtError):
     """Emulated hosts that cannot be made or used: no root, a tool is missing, a command did not end in time."""
+
+
+class TraceError(TritonExtError):
+    """Recorded files that cannot be read: none, a broken one, or of different jobs."""

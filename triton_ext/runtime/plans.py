@@ -21,7 +21,7 @@ from .. import passes
 from ..backends.cpu.pool import native_code
 from ..errors import CollectiveTimeout, PeerLost, PlanError
 from ..passes import abi, dialect, nvshmem
-from . import groups, layout, proxy, transfers
+from . import groups, layout, proxy, trace, transfers
 from .groups import Group, ThreadRanks
 from .memory import SymmetricMemory, host_of
 from .shipment import Incoming, Outgoing, Shipment
@@ -431,6 +431,7 @@ def _build(
         far = [[peer for peer in range(world) if hosts[peer] != hosts[rank]] for rank in range(world)]
         boxes = [transfers.Outbox.of(spec, where, rank, far[rank], item_bytes) for rank in range(world)]
         outbox, outbox_bytes = boxes[me], max(box.nbytes for box in boxes)
+    trace.start_if_asked(group.global_rank(me), dist.get_world_size() if dist.is_initialized() else world)
     memory = SymmetricMemory(group, _align(outbox_offset + outbox_bytes, 4096), device)
     watch = watch_for(device)
 

@@ -12,6 +12,7 @@ import fcntl
 import socket
 import struct
 import termios
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -19,6 +20,7 @@ from typing import Any, cast
 import numpy as np
 
 from ..backends.cpu.pool import native_code
+from . import trace
 from .transfers import Transfer
 
 _HEADER = struct.Struct("<IIqIIq")  # magic, kind, run, first slice, slices, bytes that follow
@@ -139,6 +141,7 @@ class Connection:
         self.header = bytearray(_HEADER.size)
         self.rest = memoryview(self.header)  # of what is arriving
         self.message: tuple[int, int, int, int, int] | None = None  # its header, once it is here
+        self.since_ns = 0  # when its header was here
         self.is_leaving = False
 
     def queue(self, kind: int, run: int, first: int, slices: int, body: memoryview, sent: Callable[[], None]) -> None:
@@ -213,13 +216,17 @@ class Shipment:
             for kind, transfer in self._outgoing[peer]:
                 if not self.announces or self._begun[peer] >= transfer.run:
                     for first, end in transfer.ready():
-                        sent = self._when_sent(peer, transfer, end - first)
+                        sent = self._when_sent(peer, transfer, first, end - first)
                         connection.queue(kind, transfer.run, first, end - first, transfer.bytes_of(first, end), sent)
             if connection.waiting:
                 self._guarded(connection, connection.send)
 
-    def _when_sent(self, peer: int, transfer: Outgoing, slices: int) -> Callable[[], None]:
+    def _when_sent(self, peer: int, transfer: Outgoing, first: int, slices: int) -> Callable[[], None]:
+        run, queued_ns, nbytes = transfer.run, time.monotonic_ns(), len(transfer.bytes_of(first, first + slices))
+
         def sent() -> None:
+            if recorded := trace.current():
+                recorded.message("send", queued_ns, peer=peer, run=run, first=first, slices=slices, bytes=nbytes)
             if transfer.is_sent(slices):
                 native_code().fence()  # what has left is read before it may be overwritten
                 self.may_store[peer] = transfer.run
@@ -264,10 +271,21 @@ class Shipment:
                     return
                 connection.message = (kind, run, first, slices, nbytes)
                 connection.rest = transfer.place(first, slices)
+                connection.since_ns = time.monotonic_ns()
                 return
         else:
-            kind, _, first, slices, _ = connection.message
+            kind, run, first, slices, nbytes = connection.message
             self.incoming[connection.peer, kind].land(first, slices)
+            if recorded := trace.current():
+                recorded.message(
+                    "arrive",
+                    connection.since_ns,
+                    peer=connection.peer,
+                    run=run,
+                    first=first,
+                    slices=slices,
+                    bytes=nbytes,
+                )
             connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
         connection.message = None
         connection.rest = memoryview(connection.header)

@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
 import llvmlite.binding as llvm
 import torch
@@ -25,10 +26,15 @@ _NATIVE = r"""
 @tx_bell = global i64 0
 @tx_bell_eventfd = global i32 -1
 @one = internal constant i64 1
+@tx_recording = global i1 false
+@key = global i32 0
 
 declare i32 @sched_yield()
 declare i32 @nanosleep(ptr, ptr)
 declare i64 @write(i32, ptr, i64)
+declare i32 @pthread_key_create(ptr, ptr)
+declare i32 @pthread_setspecific(i32, ptr)
+declare ptr @pthread_getspecific(i32)
 declare i32 @clock_gettime(i32, ptr)
 declare void @{pause}({hint_type})
 
@@ -50,8 +56,119 @@ done:
   ret void
 }}
 
+; A thread that records has {{ i64 waited, i64 first, i64 last }}, in ns: spins that are over, and one that may not be.
+define internal void @note_wait(i64 %iteration) {{
+  %key = load i32, ptr @key
+  %waits = call ptr @pthread_getspecific(i32 %key)
+  %none = icmp eq ptr %waits, null
+  br i1 %none, label %done, label %note
+note:
+  %now = call i64 @tx_nanoseconds()
+  %begins = icmp eq i64 %iteration, 0
+  br i1 %begins, label %begin, label %go_on
+begin:
+  call void @end_wait(ptr %waits)
+  %first = getelementptr i64, ptr %waits, i32 1
+  store i64 %now, ptr %first
+  br label %go_on
+go_on:
+  %last = getelementptr i64, ptr %waits, i32 2
+  store i64 %now, ptr %last
+  br label %done
+done:
+  ret void
+}}
+
+define internal void @end_wait(ptr %waits) {{
+  %first_at = getelementptr i64, ptr %waits, i32 1
+  %last_at = getelementptr i64, ptr %waits, i32 2
+  %first = load i64, ptr %first_at
+  %last = load i64, ptr %last_at
+  %length = sub i64 %last, %first
+  %before = load i64, ptr %waits
+  %waited = add i64 %before, %length
+  store i64 %waited, ptr %waits
+  store i64 0, ptr %first_at
+  store i64 0, ptr %last_at
+  ret void
+}}
+
+define i32 @tx_make_key() {{
+  %status = call i32 @pthread_key_create(ptr @key, ptr null)
+  ret i32 %status
+}}
+
+; records: {{ i64 capacity, i64 taken, records of 6 words }}: launch, program, thread, begin, end, waited.
+define void @tx_work_recorded(ptr %kernel, ptr %args, i32 %gx, i32 %gy, i32 %gz, ptr %counter, ptr %scratch,
+                              ptr %records, i64 %launch, i64 %thread) {{
+  %waits = alloca [3 x i64], align 8
+  %key = load i32, ptr @key
+  %set = call i32 @pthread_setspecific(i32 %key, ptr %waits)
+  %first_at = getelementptr i64, ptr %waits, i32 1
+  %last_at = getelementptr i64, ptr %waits, i32 2
+  %taken_at = getelementptr i64, ptr %records, i32 1
+  %capacity = load i64, ptr %records
+  %xy = mul i32 %gx, %gy
+  %x64 = zext i32 %xy to i64
+  %z64 = zext i32 %gz to i64
+  %gx64 = zext i32 %gx to i64
+  %total = mul i64 %x64, %z64
+  br label %take
+take:
+  %program = atomicrmw add ptr %counter, i64 1 monotonic
+  %more = icmp ult i64 %program, %total
+  br i1 %more, label %run, label %done
+run:
+  %z = udiv i64 %program, %x64
+  %in_plane = urem i64 %program, %x64
+  %y = udiv i64 %in_plane, %gx64
+  %x = urem i64 %in_plane, %gx64
+  %x32 = trunc i64 %x to i32
+  %y32 = trunc i64 %y to i32
+  %z32 = trunc i64 %z to i32
+  store i64 0, ptr %waits
+  store i64 0, ptr %first_at
+  store i64 0, ptr %last_at
+  %begin = call i64 @tx_nanoseconds()
+  call void %kernel(ptr %args, i32 %x32, i32 %y32, i32 %z32, i32 %gx, i32 %gy, i32 %gz, ptr %scratch)
+  %end = call i64 @tx_nanoseconds()
+  call void @end_wait(ptr %waits)
+  %waited = load i64, ptr %waits
+  %place = atomicrmw add ptr %taken_at, i64 1 monotonic
+  %fits = icmp ult i64 %place, %capacity
+  br i1 %fits, label %record, label %recorded
+record:
+  %sixth = mul i64 %place, 6
+  %offset = add i64 %sixth, 2
+  %at = getelementptr i64, ptr %records, i64 %offset
+  store i64 %launch, ptr %at
+  %at1 = getelementptr i64, ptr %at, i32 1
+  store i64 %program, ptr %at1
+  %at2 = getelementptr i64, ptr %at, i32 2
+  store i64 %thread, ptr %at2
+  %at3 = getelementptr i64, ptr %at, i32 3
+  store i64 %begin, ptr %at3
+  %at4 = getelementptr i64, ptr %at, i32 4
+  store i64 %end, ptr %at4
+  %at5 = getelementptr i64, ptr %at, i32 5
+  store i64 %waited, ptr %at5
+  br label %recorded
+recorded:
+  call void @ring()
+  br label %take
+done:
+  %unset = call i32 @pthread_setspecific(i32 %key, ptr null)
+  ret void
+}}
+
 define void @tx_relax(i64 %iteration) {{
   call void @ring()
+  %recording = load i1, ptr @tx_recording
+  br i1 %recording, label %note, label %relax
+note:
+  call void @note_wait(i64 %iteration)
+  br label %relax
+relax:
   %spins = icmp ult i64 %iteration, 64
   br i1 %spins, label %spin, label %wait
 spin:
@@ -135,10 +252,20 @@ class _Native:
         pointer, i32 = ctypes.c_void_p, ctypes.c_int32
         work = ctypes.CFUNCTYPE(None, pointer, pointer, i32, i32, i32, pointer, pointer)  # releases the GIL
         self.work = work(self._engine.get_function_address("tx_work"))
+        recorded = ctypes.CFUNCTYPE(
+            None, pointer, pointer, i32, i32, i32, pointer, pointer, pointer, ctypes.c_int64, ctypes.c_int64
+        )
+        self.work_recorded = recorded(self._engine.get_function_address("tx_work_recorded"))
+        self._recording = ctypes.c_bool.from_address(self._engine.get_global_value_address("tx_recording"))
+        ctypes.CFUNCTYPE(i32)(self._engine.get_function_address("tx_make_key"))()
         self.bell = self._engine.get_global_value_address("tx_bell")
         self._bell_eventfd = ctypes.c_int32.from_address(self._engine.get_global_value_address("tx_bell_eventfd"))
         self.fence = ctypes.CFUNCTYPE(None)(self._engine.get_function_address("tx_fence"))
         self.assert_message = ctypes.c_char_p.from_address(self._engine.get_global_value_address("tx_assert_message"))
+
+    def note_waits(self, on: bool) -> None:
+        """Whether threads that record programs note how long these spin."""
+        self._recording.value = on
 
     def wake_by_bell(self, eventfd: int) -> None:
         """Let programs that ring the bell wake who sleeps on an eventfd."""
@@ -149,6 +276,25 @@ class _Native:
             message = self.assert_message.value.decode(errors="replace")
             self.assert_message.value = None
             raise LaunchError(f"device_assert failed: {message}")
+
+
+class Recorder(Protocol):
+    """Who wants to know when programs began and ended."""
+
+    records: int  #: address of int64[2 + 6 * capacity]: capacity, records taken (more than fit, perhaps), records
+
+    def launch(self) -> int:
+        """The number of the launch that the calling thread is about to make."""
+
+
+_recorder: Recorder | None = None
+
+
+def record(recorder: Recorder | None) -> None:
+    """Let a recorder have all programs from now on: launch, program, thread, begin and end in ns, ns that it spun."""
+    global _recorder
+    native_code().note_waits(recorder is not None)
+    _recorder = recorder
 
 
 _native: _Native | None = None
@@ -222,8 +368,15 @@ def run_grid(kernel: int, args: bytes, grid: tuple[int, int, int], scratch_bytes
     counter = ctypes.c_int64(0)
     place = ctypes.addressof(counter)
 
+    recorder = _recorder
+    launch = recorder.launch() if recorder else 0
+
     def work() -> None:
-        code.work(kernel, args, *grid, place, _scratch.of(scratch_bytes))
+        if recorder:
+            scratch, thread = _scratch.of(scratch_bytes), threading.get_native_id()
+            code.work_recorded(kernel, args, *grid, place, scratch, recorder.records, launch, thread)
+        else:
+            code.work(kernel, args, *grid, place, _scratch.of(scratch_bytes))
 
     programs = grid[0] * grid[1] * grid[2]
     helpers = min(number_of_threads(), programs) - 1 if programs > 1 else 0
