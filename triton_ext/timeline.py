@@ -1,4 +1,4 @@
-"""Reads what runtime/trace.py recorded: a summary, a trace for Perfetto, and a picture. Imports neither Triton nor torch."""
+"""Reads what runtime/trace.py recorded: a summary, a trace for Perfetto, and a picture. Knows nothing of Triton."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def overlap(these: list[Interval], those: list[Interval]) -> int:
 
 
 def load(directory: Path) -> list[Rank]:
-    """All ranks of a recorded job, in order. Raises TraceError for files that are missing, broken or do not belong together."""
+    """All ranks of a recorded job, in order. Raises TraceError for files that are missing, broken or of several jobs."""
     paths = sorted(directory.glob("rank-*.json"))
     if not paths:
         raise TraceError(f"{directory} has no rank-*.json: run the job with TRITON_EXT_TRACE={directory}, to its end")
@@ -148,18 +148,17 @@ def _rank(file: dict[str, Any], start_ns: int) -> Rank:
 
 
 def table(ranks: list[Rank]) -> Table:
-    """A row for each rank and kernel: medians over its launches, but the first, which compiles and connects."""
+    """A row for each kernel of each rank: medians over its launches, but the first, which compiles and connects."""
     result = Table(title="medians of all launches but each kernel's first, in ms")
-    for name in ("rank", "kernel", "launches", "length", "compute", "communication", "hidden", "MB/s"):
-        result.add_column(name, justify="left" if name == "kernel" else "right")
-    for name in ("waits in tiles", "wait at the end", "idle"):
-        result.add_column(name, justify="right")
+    times = ("length", "compute", "commu-\nnication", "hidden", "MB/s", "waits\nin tiles", "wait at\nthe end", "idle")
+    for name in ("", "runs", *times):
+        result.add_column(name, justify="right" if name else "left")
     for rank in ranks:
         for name in dict.fromkeys(launch.name for launch in rank.launches):
             launches = [launch for launch in rank.launches if launch.name == name]
-            result.add_row(str(rank.rank), name, str(len(launches)), *_cells(launches[1:] or launches))
+            result.add_row(f"rank {rank.rank}, {name}", str(len(launches)), *_cells(launches[1:] or launches))
         if rank.dropped_programs:
-            result.add_row(str(rank.rank), f"{rank.dropped_programs} programs did not fit into the recording")
+            result.add_row(f"rank {rank.rank}: {rank.dropped_programs} programs did not fit into the recording")
     return result
 
 
@@ -243,9 +242,9 @@ def draw(ranks: list[Rank], number: int, path: Path) -> None:
         for kind, word, colour in (("send", "to", "#c9803a"), ("arrive", "from", "#7a6bb0")):
             for peer in sorted({each.peer for each in launch.messages if each.kind == kind}):
                 lanes.append(f"{word} rank {peer}")
-                for each in launch.messages:
-                    if (each.kind, each.peer) == (kind, peer):
-                        bars.append((len(lanes) - 1, each.begin_ns, each.end_ns, colour, ""))
+                for message in launch.messages:
+                    if (message.kind, message.peer) == (kind, peer):
+                        bars.append((len(lanes) - 1, message.begin_ns, message.end_ns, colour, ""))
     figure, axis = pyplot.subplots(figsize=(10, 0.42 * len(lanes) + 1.6), layout="constrained")
     start = min(launch.begin_ns for launch in launches)
     for lane, begin, end, colour, hatch in bars:

@@ -120,9 +120,9 @@ def _ship(table, coords, peer, owner, pe, live, BLOCK, SPLIT_DIM: tl.constexpr, 
         first = tl.min(coords[SLICE_DIM].to(tl.int64), axis=None)
         last = tl.max(coords[SLICE_DIM].to(tl.int64), axis=None)
     slices = tl.cdiv(elements, slice_elements)
-    number = tl.maximum(first - begin, 0) // size
+    before = tl.maximum(first - begin, 0) // size
     behind = tl.minimum(tl.maximum(last - begin + size, 0) // size, slices)
-    while number < behind:
+    for number in range(before, behind):
         low = begin + number * size
         count = _part(table, coords, owner, low, low + size, BLOCK, SPLIT_DIM, SLICE_DIM)
         stored = tl.atomic_add(counters + number, count, mask=live & (count > 0), sem="acq_rel", scope="sys")
@@ -132,7 +132,6 @@ def _ship(table, coords, peer, owner, pe, live, BLOCK, SPLIT_DIM: tl.constexpr, 
                 _send(table, peer, number, pe, TRANSFER)
             else:
                 tl.atomic_xchg(tl.load(table + abi.BELL).to(tl.pointer_type(tl.int64)), 1, sem="release", scope="sys")
-        number += 1
 
 
 @triton.jit

@@ -75,6 +75,11 @@ class Plan(PlanArguments):
         return self._state.layout.shapes[self._state.group.rank]
 
     @property
+    def is_between_hosts(self) -> bool:
+        """Whether slices of what this rank computes are sent to other hosts while it computes."""
+        return self._state.shipment is not None
+
+    @property
     def is_freed(self) -> bool:
         return self._state.memory is None
 
@@ -489,7 +494,6 @@ def _build(
             outbox,
             outbox_offset,
             {abi.OF_RESULT: (result_offset, dtype.itemsize), abi.OF_STAGE: (stage_offset, wire.itemsize)},
-            table,
             far[me],
         )
     pids = group.exchange(os.getpid())  # and all have their connections
@@ -532,14 +536,13 @@ def _ship(
     outbox: transfers.Outbox,
     outbox_offset: int,
     buffers: dict[int, tuple[int, int]],
-    table: torch.Tensor,
     far: list[int],
 ) -> Shipment:
     """Connect with the peers of other hosts, and hand what goes there and comes from there to the proxy. Collective.
 
     buffers: offset of the result and of the staging area in each segment, and bytes per element, by kind of transfer.
     """
-    me, words, segment = group.rank, table.numpy(), memory.local.numpy()
+    me, segment = group.rank, memory.local.numpy()
     outgoing, incoming = {}, {}
     for peer, kind in outbox.transfers:
         transfer, (counters, data) = outbox.transfers[peer, kind], outbox.places[peer, kind]
@@ -568,7 +571,6 @@ def _ship(
         announced,
         signals[:, _SIGNALS.index("READY")],
         spec.collective != "all_reduce",
-        lambda: bool(words[abi.TICKETS] != words[abi.BASE]),
     )
     proxy.proxy().add(shipment)
     return shipment

@@ -32,11 +32,10 @@ class Proxy:
         self._shipments: list[Shipment] = []
         self._retiring: dict[Shipment, float] = {}  # and until when
         self._closing: dict[Shipment, float] = {}
-        self._launch_s = 0.0
+        self._launch_s = 0.0  # when the last launch began whose run is not known to have begun
         self._thread = threading.Thread(target=self._run, name="triton_ext proxy", daemon=True)
         self._thread.start()
         knobs.runtime.launch_enter_hook.add(self._launched)
-        knobs.runtime.launch_exit_hook.add(self._launched)
 
     def _launched(self, _metadata: object) -> None:
         self._launch_s = time.monotonic()
@@ -74,8 +73,8 @@ class Proxy:
         while True:
             with self._lock:
                 for shipment in self._shipments:
-                    if shipment not in self._closing:
-                        shipment.pump()
+                    if shipment not in self._closing and shipment.pump():
+                        self._launch_s = 0.0
                 self._end_sent()
                 pause_s = self._pause_s()
             if pause_s == _LOOK_S:
@@ -99,7 +98,7 @@ class Proxy:
         """How long the thread may wait for a socket; None: until something happens."""
         if self._retiring or any(shipment.is_blocked for shipment in self._shipments):
             return _BUSY_S
-        if time.monotonic() - self._launch_s < _STARTING_S and any(each.awaits_run for each in self._shipments):
+        if time.monotonic() - self._launch_s < _STARTING_S and any(each.announces for each in self._shipments):
             return _LOOK_S
         return _CLOSING_S if self._closing else None
 

@@ -177,8 +177,8 @@ class Shipment:
     """A plan's traffic with other hosts, moved by the proxy's thread alone.
 
     outgoing, incoming: by peer and kind of transfer. announced: int64 per rank, runs that this rank's kernels have
-    begun, as the peer is to know. may_store: int64 per rank, runs whose outbox for the peer may be written. is_running:
-    whether a kernel is. announces: whether slices for a peer wait for its word that it has begun.
+    begun, as the peer is to know. may_store: int64 per rank, runs whose outbox for the peer may be written. announces:
+    whether slices for a peer wait for its word that it has begun.
     """
 
     def __init__(
@@ -189,14 +189,12 @@ class Shipment:
         announced: np.ndarray,
         may_store: np.ndarray,
         announces: bool,
-        is_running: Callable[[], bool],
     ) -> None:
         self.connections = {peer: Connection(peer, sock) for peer, sock in sockets.items()}
         self.incoming = incoming
         self.announced = announced
         self.may_store = may_store
         self.announces = announces
-        self.is_running = is_running
         self.lost: dict[int, str] = {}  #: peers that send nothing more, and why
         self._said = dict.fromkeys(sockets, 0)
         self._begun = dict.fromkeys(sockets, 0)
@@ -207,11 +205,13 @@ class Shipment:
         for peer, transfers in self._outgoing.items():
             may_store[peer] = 1 if transfers else 1 << 62
 
-    def pump(self) -> None:
-        """Queue what programs have completed since, and send."""
+    def pump(self) -> bool:
+        """Queue what programs have completed since, and send. True if a run has begun."""
+        begins = False
         for peer, connection in list(self.connections.items()):
             if (begun := int(self.announced[peer])) > self._said[peer]:
                 self._said[peer] = begun
+                begins = True
                 connection.queue(_READY, begun, 0, 0, memoryview(b""), _nothing)
             for kind, transfer in self._outgoing[peer]:
                 if not self.announces or self._begun[peer] >= transfer.run:
@@ -220,6 +220,7 @@ class Shipment:
                         connection.queue(kind, transfer.run, first, end - first, transfer.bytes_of(first, end), sent)
             if connection.waiting:
                 self._guarded(connection, connection.send)
+        return begins
 
     def _when_sent(self, peer: int, transfer: Outgoing, first: int, slices: int) -> Callable[[], None]:
         run, queued_ns, nbytes = transfer.run, time.monotonic_ns(), len(transfer.bytes_of(first, first + slices))
@@ -277,15 +278,8 @@ class Shipment:
             kind, run, first, slices, nbytes = connection.message
             self.incoming[connection.peer, kind].land(first, slices)
             if recorded := trace.current():
-                recorded.message(
-                    "arrive",
-                    connection.since_ns,
-                    peer=connection.peer,
-                    run=run,
-                    first=first,
-                    slices=slices,
-                    bytes=nbytes,
-                )
+                about = {"run": run, "first": first, "slices": slices, "bytes": nbytes}
+                recorded.message("arrive", connection.since_ns, peer=connection.peer, **about)
             connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
         connection.message = None
         connection.rest = memoryview(connection.header)
@@ -305,11 +299,6 @@ class Shipment:
     def is_blocked(self) -> bool:
         """Whether a connection has not taken all that waits for it."""
         return any(each.waiting for each in self.connections.values())
-
-    @property
-    def awaits_run(self) -> bool:
-        """Whether a run that begins has to be said to peers, and none is on its way."""
-        return self.announces and not self.is_running()
 
     @property
     def is_sent(self) -> bool:
