@@ -89,13 +89,15 @@ def transport() -> str:
     return "nvshmem"
 
 
-def link(options: Any, about: dict[str, Any], capability: int | None) -> None:
-    """Have the kernel under compilation linked with NVSHMEM's device functions. Raises CompileError without them.
-
-    about: the metadata of the compiled kernel.
-    """
+def mark(about: dict[str, Any], capability: int | None) -> None:
+    """Note in the metadata of a kernel that it calls NVSHMEM. Raises CompileError unless it is compiled for CUDA."""
     if capability is None:
         raise CompileError("a plan that uses NVSHMEM is for CUDA; this kernel is compiled for another target")
+    about[METADATA] = True
+
+
+def link(options: Any, capability: int) -> None:
+    """Have the kernel under compilation linked with NVSHMEM's device functions. Raises CompileError without them."""
     path = library(capability)
     if path is None:
         raise CompileError(
@@ -104,4 +106,3 @@ def link(options: Any, about: dict[str, Any], capability: int | None) -> None:
         )
     # The options of this one compilation. Their hash was taken: the library's version is in the plan's Spec instead.
     object.__setattr__(options, "extern_libs", (*options.extern_libs, (METADATA, str(path))))
-    about[METADATA] = True

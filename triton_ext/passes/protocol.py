@@ -390,7 +390,7 @@ def arrive_reduced_rows(table, coords, BLOCK, SPLIT_DIM: tl.constexpr, TRANSFER:
 
 @triton.jit
 def arrive_reduced(table, coords, BLOCK, SPLIT_DIM: tl.constexpr, ARRIVE: tl.constexpr, TRANSFER: tl.constexpr):
-    """After the reduced rows of a tile that is this rank's alone were stored at all ranks. ARRIVE: see reduce_shared."""
+    """After the reduced rows of a tile that is this rank's alone were stored at all ranks. ARRIVE: as reduce_shared."""
     if _is_own(table, coords, BLOCK, SPLIT_DIM):
         ARRIVE(table, coords, BLOCK, SPLIT_DIM, TRANSFER)
 

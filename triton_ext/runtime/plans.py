@@ -623,11 +623,13 @@ def _lay_out_put(shapes: list[layout.Shape], destinations: list[int | None]) -> 
     return layout.put(shapes, destinations)
 
 
-def signature(collective: str, ndim: int, dtype: str = "fp32", alignment: int = 4) -> tuple[PlanArguments, str]:
+def signature(
+    collective: str, ndim: int, dtype: str = "fp32", alignment: int = 4, transport: str = ""
+) -> tuple[PlanArguments, str]:
     """For compiling ahead of time: the plan's types as Triton writes them, and the value of its constant `spec`.
 
     The signature's entry 1 is a constexpr; give its value under the path (position of the plan, 1).
     """
     acc = "fp32" if dtype in ("fp16", "bf16") else dtype
-    spec = dialect.Spec(collective, ndim, dtype, dtype, acc, 0, alignment)
+    spec = dialect.Spec(collective, ndim, dtype, dtype, acc, 0, alignment, transport=transport)
     return PlanArguments("*i64", "constexpr"), spec.encode()

@@ -18,7 +18,8 @@ _SLICE_BYTES = 1 << 19  # a network card is busy for some 10 us with it, long ag
 class Transfer:
     """The part of a rank's tensor that goes to one peer: indices begin[d], …, begin[d] + shape[d] - 1 per dimension.
 
-    In the outbox it is contiguous. There, logical index 0 would be at offset `origin`, with `strides`; all in elements. A slice is `slice_size` indices of the first dimension.
+    In the outbox it is contiguous. strides: of the peer's buffer, in which logical index 0 would be at `origin`. All
+    count elements. A slice is `slice_size` indices of the first dimension.
     """
 
     begin: Shape
