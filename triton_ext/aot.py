@@ -70,7 +70,7 @@ def compile_for(kernel: JITFunction, arguments: Mapping[str, Any], target: str) 
 def _plan(text: str) -> tuple[str, int, str, str]:
     collective, ndim, dtype, transport, *rest = [*text.split(":"), *["", "", ""][text.count(":") :]]
     ndim, dtype = ndim or "2", dtype or "fp32"
-    if rest or not ndim.isdecimal() or dtype not in dialect.DTYPES or transport not in ("", nvshmem.METADATA):
+    if rest or not ndim.isdecimal() or dtype not in dialect.DTYPES or transport not in ("", nvshmem.LIBRARY):
         raise CompileError(
             f"plan {text!r}: write it as collective:dimensions:dtype, for instance all_to_all:2:fp32, or "
             "all_to_all:2:fp32:nvshmem with peers that NVSHMEM reaches"

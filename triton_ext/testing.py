@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,12 +17,19 @@ from .runtime import groups, plans
 
 
 class World:
-    """`size` virtual ranks in this process: threads on a CPU, threads with a stream each on one GPU."""
+    """`size` virtual ranks in this process: threads on a CPU, threads with a stream each on one GPU.
 
-    def __init__(self, size: int, device: torch.device | str = "cpu") -> None:
+    hosts: the virtual host of each rank; stores do not reach the memory of other hosts. On a GPU, NVSHMEM does, with
+    all ranks on one processing element; on a CPU, such plans can be simulated only.
+    """
+
+    def __init__(self, size: int, device: torch.device | str = "cpu", hosts: Sequence[int] | None = None) -> None:
         if size < 1:
             raise PlanError(f"a world of {size} ranks: there has to be at least one")
+        if hosts is not None and len(hosts) != size:
+            raise PlanError(f"a world of {size} ranks got the hosts of {len(hosts)}")
         self.size = size
+        self.hosts = hosts or [0] * size
         self.device = torch.device(device)
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
@@ -32,6 +39,8 @@ class World:
         first error is raised; a rank that raises makes those that wait for it raise too.
         """
         ranks = groups.ThreadRanks.world(self.size, self.device)
+        for me, host in zip(ranks, self.hosts, strict=True):
+            me.host = host
         results: list[Any] = [None] * self.size
         errors: list[tuple[int, BaseException]] = []
 

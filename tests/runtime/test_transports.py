@@ -226,7 +226,10 @@ def test_kernels_that_call_nvshmem_get_its_state_when_they_are_loaded(pes, tmp_p
 
     on_all_ranks(run)
     [hook] = nvshmem.knobs.runtime.kernel_load_end_hook.calls
-    for name, metadata in {"plain": "{}", "sends": '{"nvshmem": true}'}.items():
+    for name, metadata in {
+        "plain": '{"extern_libs": [["libdevice", "a.bc"]]}',
+        "sends": '{"extern_libs": [["libdevice", "a.bc"], ["nvshmem", "b.bc"]]}',
+    }.items():
         (tmp_path / f"{name}.json").write_text(metadata)
         hook(41, None, name, {f"{name}.json": str(tmp_path / f"{name}.json"), f"{name}.cubin": "-"}, "hash")
     assert pes[threading.get_ident()].calls == [("module", 41)]

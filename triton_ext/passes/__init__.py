@@ -83,8 +83,7 @@ def install() -> None:
             to_llvm = stages["llir"]
 
             def llir(module: ir.module, metadata: dict[str, Any]) -> str:
-                if nvshmem.METADATA in metadata:
-                    nvshmem.link(options, capability)
+                nvshmem.link(options, metadata, capability)
                 return to_llvm(module, metadata)
 
             stages["llir"] = llir

@@ -130,7 +130,9 @@ class ThreadRanks:
             raise PlanError(f"rank {self.rank} is not in the subgroup {key}")
         with self.meeting.lock:
             meeting = self.meeting.subgroups.setdefault(key, _Meeting(len(key)))
-        return ThreadRanks(key.index(self.rank), [self.ranks[r] for r in key], meeting, self.device)
+        group = ThreadRanks(key.index(self.rank), [self.ranks[r] for r in key], meeting, self.device)
+        group.host = self.host
+        return group
 
 
 _virtual: ContextVar[ThreadRanks | None] = ContextVar("virtual_rank", default=None)

@@ -24,30 +24,37 @@ class SymmetricMemory:
     local: torch.Tensor  #: uint8[nbytes]
     segments: list[torch.Tensor]
     addresses: list[int | None]  #: None for a segment that loads and stores do not reach
+    remote: list[tuple[int, int]]  #: how NVSHMEM names each segment: its processing element, and an address
 
     def __init__(self, group: Group, nbytes: int, device: torch.device) -> None:
         """Collective. Raises PlanError where ranks cannot map each other's memory."""
         if isinstance(group, ThreadRanks):
-            self.local = torch.zeros(nbytes, dtype=torch.uint8, device=device)
-            self.segments = group.exchange(self.local)
             hosts = group.exchange(host_of(group))
+            if len(set(hosts)) > 1 and device.type == "cuda":
+                self._keep = nvshmem.Segment(nvshmem.heap(nvshmem.Alone(), device), nbytes)
+                self.local = self._keep.local
+            else:
+                self.local = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+            self.segments = group.exchange(self.local)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
+            found = [segment.data_ptr() for segment in self.segments]
+            own = hosts[group.rank]
+            self.addresses = [at if host == own else None for at, host in zip(found, hosts, strict=True)]
+            self.remote = [(0, address) for address in found]
         elif device.type == "cpu":
             self.segments = _map_all(group, nbytes)
             self.local = self.segments[group.rank]
+            self.addresses = [segment.data_ptr() for segment in self.segments]
         elif device.type == "cuda":
             one_host = len(set(group.exchange(host_of(group)))) == 1
             mapped = (p2p if one_host else nvshmem).Segments(group, nbytes, device)
+            self._keep = mapped  # as long as this memory
             self.local, self.segments, self.addresses = mapped.local, [], mapped.addresses
-            self._mapped = mapped  # which lasts as long as this memory
-            return
+            # A peer's object has the address, as NVSHMEM names it, that this rank's own object has.
+            self.remote = [(rank, self.local.data_ptr()) for rank in range(group.size)]
         else:
             raise PlanError(f"there is no symmetric memory on {device} across processes; use cpu or cuda")
-        self.addresses = [segment.data_ptr() for segment in self.segments]
-        if isinstance(group, ThreadRanks):
-            own = hosts[group.rank]
-            self.addresses = [at if host == own else None for at, host in zip(self.addresses, hosts, strict=True)]
         for rank, segment in enumerate(self.segments if device.type == "cpu" else ()):
             ranges.add(segment, f"symmetric memory of rank {rank}")
 

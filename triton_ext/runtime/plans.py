@@ -377,9 +377,16 @@ def _make(
         _DTYPES[acc],
         split_dim,
         where.alignment(16 // min(dtype.itemsize, wire.itemsize), split_dim if collective in dialect.SPLIT else -1),
-        transport=nvshmem.transport() if place.type == "cuda" and len(set(group.exchange(host_of(group)))) > 1 else "",
+        transport=_transport(group, place),
     )
     return _build(group, spec, where, dtype, wire, place)
+
+
+def _transport(group: Group, device: torch.device) -> str:
+    """How ranks of other hosts are reached; "" if there are none."""
+    if len(set(group.exchange(host_of(group)))) == 1 or (device.type != "cuda" and not isinstance(group, ThreadRanks)):
+        return ""
+    return nvshmem.transport()
 
 
 def _build(
@@ -437,10 +444,10 @@ def _build(
             transfer_row = table[abi.PEERS + world * abi.PEER_WORDS + peer * abi.TRANSFER_WORDS :]
             transfer_row[abi.PE] = -1
             if address is None:
-                # A peer's object has the address, as NVSHMEM names it, that this rank's own object has.
-                signals = {name: signal(mine, me, name) for name in _WAITED_FOR}
-                buffers = {abi.OF_RESULT: mine + result_offset, abi.OF_STAGE: mine + stage_offset}
-                transfer_row[abi.PE], transfer_row[abi.READY_THERE] = peer, signals["READY"]
+                transfer_row[abi.PE], segment = memory.remote[peer]
+                signals = {name: signal(segment, me, name) for name in _WAITED_FOR}
+                buffers = {abi.OF_RESULT: segment + result_offset, abi.OF_STAGE: segment + stage_offset}
+                transfer_row[abi.READY_THERE] = signals["READY"]
                 outbox.fill(row, transfer_row, peer, mine + outbox_offset, buffers, signals)
     table = table.to(device)
     peers = Peers(group.exchange(os.getpid()))
