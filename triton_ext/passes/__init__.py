@@ -29,25 +29,25 @@ def version() -> str:
     return digest.hexdigest()[:16]
 
 
-def lower(module: ir.module, backend: Any, options: Any) -> set[str]:
+def lower(module: ir.module, backend: Any, options: Any) -> bool:
     """Lower the markers of a module, in place. A module without markers stays as it is.
 
-    Returns the transports that the kernel's plans use, beside stores. Raises CompileError, at the author's line, for a
-    kernel that breaks a rule of the language.
+    Returns whether the kernel calls NVSHMEM. Raises CompileError, at the author's line, for a kernel that breaks a rule
+    of the language.
     """
     symbols: list[tuple[str, ir.operation]] = []
     module.walk(lambda op: symbols.append((s, op)) if (s := symbol_of(op)) else None)
     if not symbols:
-        return set()
+        return False
     if not any(symbol == dialect.STORE for symbol, _ in symbols):
         raise CompileError(f"{where(symbols[0][1])}: an epilogue without a store: peers would wait for it")
     _run(module, "inliner")
     kernel = Kernel(module, backend, options)
-    transports = {spec_of(op).transport for symbol, op in symbols if symbol == dialect.STORE} - {""}
+    calls_nvshmem = any(spec_of(op).calls_nvshmem for symbol, op in symbols if symbol == dialect.STORE)
     for step in PIPELINE:
         step.run(kernel)
     _run(module, "canonicalizer")  # removes the markers, whose results nobody uses now
-    return transports
+    return calls_nvshmem
 
 
 def _run(module: ir.module, name: str) -> None:

@@ -28,6 +28,9 @@ SPLIT = ("all_to_all", *REDUCTIONS)
 UNSPLIT = ("all_gather", "broadcast", "put")
 COLLECTIVES = (*SPLIT, *UNSPLIT)
 
+#: The transport of peers whose slices a thread of the host sends (on a CPU).
+PROXY = "proxy"
+
 #: Element types that can be sent, by Triton's name.
 DTYPES = ("fp32", "fp16", "bf16", "fp64", "int8", "int16", "int32", "int64", "uint8")
 
@@ -39,7 +42,8 @@ class Spec:
 
     dtype: element type of the result. wire_dtype: of what is sent to be reduced. acc_dtype: of the sum.
     alignment: elements that are known to divide every row's start in every rank's buffers.
-    transport: how peers are reached that stores do not reach, and its version: "nvshmem-3.8.0"; "" without such peers.
+    transport: how peers are reached that stores do not reach: PROXY, or NVSHMEM with its version ("nvshmem-3.8.0"); ""
+    without such peers. slice_dim: along which what goes to such a peer is cut into slices.
     """
 
     collective: str
@@ -60,6 +64,10 @@ class Spec:
     @property
     def reduces(self) -> bool:
         return self.collective in REDUCTIONS
+
+    @property
+    def calls_nvshmem(self) -> bool:
+        return self.transport not in ("", PROXY)
 
     def encode(self) -> str:
         block = "x".join(map(str, self.block_shape))

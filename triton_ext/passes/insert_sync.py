@@ -19,8 +19,8 @@ def run(kernel: Kernel) -> None:
         table, ticket = tensor(op.get_operand(0)), tensor(op.get_result(0))
         kernel.after(op)
         if collectives.get(plan) != "all_reduce":  # whose end means that every rank has read what it was sent
-            ships = plan in specs and specs[plan].transport
-            kernel.call((shipping if ships else protocol).announce_ready, table, ticket)
+            calls = plan in specs and specs[plan].calls_nvshmem
+            kernel.call((shipping if calls else protocol).announce_ready, table, ticket)
         if plan in with_tiles:
             kernel.call(protocol.check_grid, table, ticket, block_shape(specs[plan]))
 
@@ -41,7 +41,7 @@ def run(kernel: Kernel) -> None:
             kernel.call(protocol.arrive, *tile)
         if spec.reduces:
             kernel.call(protocol.wait_partials, *tile)
-            if spec.transport:
+            if spec.calls_nvshmem:
                 kernel.call(shipping.receive_partials, *tile)
         if to_all:
             kernel.after(next(reduces))
@@ -54,7 +54,7 @@ def run(kernel: Kernel) -> None:
         arrivals = {"all_reduce": "reduced", "reduce_scatter": "none"}.get(collectives.get(plan, ""), "stored")
         if plan in reductions:
             spec = reductions[plan]
-            if spec.transport:
+            if spec.calls_nvshmem:
                 kernel.call(shipping.receive_shared, table, last)
             kernel.call(
                 protocol.reduce_shared,
@@ -68,7 +68,7 @@ def run(kernel: Kernel) -> None:
                 *_arrive_reduced(spec),
             )
         kernel.call(protocol.finish, table, last, tl.constexpr(arrivals))
-        if arrivals != "none" and plan in specs and specs[plan].transport:
+        if arrivals != "none" and plan in specs and specs[plan].calls_nvshmem:
             words = ("REDUCED_HERE", "EXPECTED_REDUCED") if arrivals == "reduced" else ("ARRIVED_HERE", "EXPECTED")
             kernel.call(shipping.receive, table, last, *(tl.constexpr(getattr(abi, name)) for name in words))
 
@@ -76,7 +76,8 @@ def run(kernel: Kernel) -> None:
 def _transfer(spec: dialect.Spec, of_stage: bool) -> tl.constexpr:
     """What shipping.py must know of a transfer: of partial values to the owners' staging areas, or of results."""
     dtype = tl.dtype(spec.wire_dtype if of_stage else spec.dtype)
-    return tl.constexpr((spec.slice_dim, abi.OF_STAGE if of_stage else abi.OF_RESULT, dtype.primitive_bitwidth // 8))
+    kind = abi.OF_STAGE if of_stage else abi.OF_RESULT
+    return tl.constexpr((spec.slice_dim, kind, dtype.primitive_bitwidth // 8, spec.calls_nvshmem))
 
 
 def _arrive_reduced(spec: dialect.Spec) -> tuple[tl.constexpr, tl.constexpr]:

@@ -200,12 +200,13 @@ def _own_tiles(table, BLOCK, SPLIT_DIM: tl.constexpr):
 
 
 @triton.jit
-def tile_of_ticket(table, ticket, BLOCK, SPLIT_DIM: tl.constexpr):
+def tile_of_ticket(table, ticket, BLOCK, SPLIT_DIM: tl.constexpr, SLICE_DIM: tl.constexpr):
     """The tile of a ticket, per dimension. A ticket beyond the last tile gets a tile outside the tensor.
 
     Along the split dimension, tiles begin behind those that are this rank's alone and wrap around, so that these come
     last, and ranks begin with different peers. Tiles for one peer stay together; among them, the split dimension goes
     fastest: what its neighbours need of the other dimensions (a table, columns of weights) is still in the cache.
+    SLICE_DIM: the dimension along which what goes to a peer is cut into slices, which goes slowest then; or -1.
     """
     NDIM: tl.constexpr = len(BLOCK)
     OUTER: tl.constexpr = SPLIT_DIM if SPLIT_DIM >= 0 else 0
@@ -223,16 +224,32 @@ def tile_of_ticket(table, ticket, BLOCK, SPLIT_DIM: tl.constexpr):
         begin = tl.where(is_own, others, ticket // (group * inner) * group)
         count = tl.maximum(tl.where(is_own, own, tl.minimum(group, others - begin)), 1)
         within = ticket - begin * inner
-        rest = within // count
-        outer = (first + own + begin + within % count) % tiles
+        if SLICE_DIM == SPLIT_DIM:
+            rest = within % inner
+            outer = (first + own + begin + within // inner) % tiles
+        else:
+            rest = within // count
+            outer = (first + own + begin + within % count) % tiles
+    elif SLICE_DIM == OUTER:
+        outer = ticket // inner
+        rest = ticket % inner
     else:
         outer = ticket % tiles
         rest = ticket // tiles
     outer = tl.where(ticket < tiles * inner, outer, tiles)
+    # The slice dimension first, if it is one of the others; two of these at the most.
+    if (SLICE_DIM >= 0) & (SLICE_DIM != OUTER):
+        inner = inner // tl.maximum(tl.cdiv(tl.load(table + abi.SHAPE + SLICE_DIM), BLOCK[SLICE_DIM]).to(tl.int32), 1)
+        slowest = rest // inner
+        rest = rest % inner
+    else:
+        slowest = outer
     tile = ()
     for dim in tl.static_range(NDIM):
         if dim == OUTER:
             tile = tile + (outer,)
+        elif dim == SLICE_DIM:
+            tile = tile + (slowest,)
         else:
             inner = inner // tl.maximum(tl.cdiv(tl.load(table + abi.SHAPE + dim), BLOCK[dim]).to(tl.int32), 1)
             tile = tile + (rest // inner,)

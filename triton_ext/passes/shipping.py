@@ -1,9 +1,11 @@
-"""The protocol with peers that only NVSHMEM reaches: what differs from protocol.py, for plans that have such peers.
+"""The protocol with peers that stores do not reach: what differs from protocol.py, for plans that have such peers.
 
-Tiles for such a peer are stored in an outbox; the program that completes a slice of it sends the slice. Counters, waits
-and the order of runs are those of the protocol; docs/transports.md says why the outbox may be written again.
+Tiles for such a peer are stored in an outbox, and counted there per slice. The program that completes a slice sends it
+with NVSHMEM; where a thread of the host sends (dialect.PROXY), it looks at the counters. Waits and the order of runs
+are those of the protocol; docs/transports.md says why the outbox may be written again.
 
-TRANSFER is the tuple (slice dimension, first word of the transfer in a peer's transfers, bytes per element).
+TRANSFER is the tuple (slice dimension, first word of the transfer in a peer's transfers, bytes per element, whether
+programs send).
 """
 
 from __future__ import annotations
@@ -125,8 +127,9 @@ def _ship(table, coords, peer, owner, pe, live, BLOCK, SPLIT_DIM: tl.constexpr, 
         count = _part(table, coords, owner, low, low + size, BLOCK, SPLIT_DIM, SLICE_DIM)
         stored = tl.atomic_add(counters + number, count, mask=live & (count > 0), sem="acq_rel", scope="sys")
         whole = run * tl.minimum(slice_elements, elements - number * slice_elements)
-        if live & (count > 0) & (stored + count == whole):
-            _send(table, peer, number, pe, TRANSFER)
+        if TRANSFER[3]:
+            if live & (count > 0) & (stored + count == whole):
+                _send(table, peer, number, pe, TRANSFER)
         number += 1
 
 

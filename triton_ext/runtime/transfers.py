@@ -11,15 +11,19 @@ from ..passes import abi, dialect
 from .layout import Layout, Shape, owned, strides_of
 
 _ALIGNMENT_BYTES = 256
-_SLICE_BYTES = 1 << 19  # a network card is busy for some 10 us with it, long against the cost of a request
+# A slice keeps a network card of 400 Gbit/s busy for some 10 us, long against the cost of a request. On TCP, a transfer
+# is cut into so many slices that the first one leaves early, but none costs more for its message than for its bytes.
+_CARD_SLICE_BYTES = 1 << 19
+_TCP_SLICES, _TCP_SLICE_BYTES = 8, (1 << 15, 1 << 20)
 
 
 @dataclass(frozen=True)
 class Transfer:
     """The part of a rank's tensor that goes to one peer: indices begin[d], …, begin[d] + shape[d] - 1 per dimension.
 
-    In the outbox it is contiguous. strides: of the peer's buffer, in which logical index 0 would be at `origin`. All
-    count elements. A slice is `slice_size` indices of the first dimension.
+    In the outbox it is contiguous, the slice dimension outermost, the others in order. `origin`: where logical index 0
+    would be in the peer's buffer, whose strides are `strides`; all count elements. A slice is `slice_size` indices of
+    the slice dimension.
     """
 
     begin: Shape
@@ -27,6 +31,13 @@ class Transfer:
     origin: int
     strides: Shape
     item_bytes: int
+    slice_dim: int = 0
+    over_tcp: bool = False
+
+    @property
+    def order(self) -> list[int]:
+        """The dimensions as the outbox has them, outermost first."""
+        return [self.slice_dim, *(dim for dim in range(len(self.shape)) if dim != self.slice_dim)]
 
     @property
     def elements(self) -> int:
@@ -34,7 +45,8 @@ class Transfer:
 
     @property
     def outbox_strides(self) -> Shape:
-        return strides_of(self.shape)
+        packed = strides_of(tuple(self.shape[dim] for dim in self.order))
+        return tuple(packed[self.order.index(dim)] for dim in range(len(self.shape)))
 
     @property
     def outbox_origin(self) -> int:
@@ -48,24 +60,32 @@ class Transfer:
 
     @property
     def slice_size(self) -> int:
-        row_bytes = max(self.outbox_strides[0] * self.item_bytes, 1)
-        return max(1, min(_SLICE_BYTES // row_bytes, self.shape[0]))
+        nbytes = _CARD_SLICE_BYTES
+        if self.over_tcp:
+            least, most = _TCP_SLICE_BYTES
+            nbytes = min(max(self.elements * self.item_bytes // _TCP_SLICES, least), most)
+        row_bytes = max(self.outbox_strides[self.slice_dim] * self.item_bytes, 1)
+        return max(1, min(nbytes // row_bytes, self.shape[self.slice_dim]))
+
+    @property
+    def slice_elements(self) -> int:
+        """Of every slice but the last one, which may be shorter."""
+        return max(1, self.slice_size * self.outbox_strides[self.slice_dim])
 
     @property
     def slices(self) -> int:
-        return -(-self.shape[0] // self.slice_size) if self.elements else 0
+        return -(-self.shape[self.slice_dim] // self.slice_size) if self.elements else 0
 
     @property
     def runs(self) -> tuple[int, int, int, int]:
         """What is contiguous at the peer: elements of a run; runs per group; distance of runs, and of groups."""
-        shape, strides = list(self.shape), list(self.strides)
+        shape, strides = [self.shape[dim] for dim in self.order], [self.strides[dim] for dim in self.order]
         while len(shape) > 1 and strides[-2] == shape[-1] * strides[-1]:  # the last two dimensions are as one there
             last = shape.pop()
             shape[-1] *= last
             del strides[-2]
         if len(shape) == 1:
-            whole = max(1, self.slice_size * self.outbox_strides[0])
-            return whole, 1, whole, whole
+            return self.slice_elements, 1, self.slice_elements, self.slice_elements
         if len(shape) == 2:
             return max(1, shape[1]), 1, strides[0], strides[0]
         return max(1, shape[2]), max(1, shape[1]), strides[1], strides[0]
@@ -96,11 +116,11 @@ def outgoing(
         first, end = where.destinations[rank]
         result = ((0,) * len(shape), shape) if first <= peer < end else nothing
     stage = part(peer) if spec.reduces else nothing
+    slicing = (spec.slice_dim, spec.transport == dialect.PROXY)
+    stage_strides = route.stage_strides or route.strides
     return {
-        abi.OF_RESULT: Transfer(*result, route.origin, route.strides, item_bytes[abi.OF_RESULT]),
-        abi.OF_STAGE: Transfer(
-            *stage, route.stage_origin, route.stage_strides or route.strides, item_bytes[abi.OF_STAGE]
-        ),
+        abi.OF_RESULT: Transfer(*result, route.origin, route.strides, item_bytes[abi.OF_RESULT], *slicing),
+        abi.OF_STAGE: Transfer(*stage, route.stage_origin, stage_strides, item_bytes[abi.OF_STAGE], *slicing),
     }
 
 
@@ -147,7 +167,7 @@ class Outbox:
                 abi.SLICE_COUNTERS: address + counters,
                 abi.ELEMENTS: transfer.elements,
                 abi.SLICE: transfer.slice_size,
-                abi.SLICE_ELEMENTS: transfer.slice_size * transfer.outbox_strides[0],
+                abi.SLICE_ELEMENTS: transfer.slice_elements,
                 abi.RUN: run,
                 abi.RUNS: per_group,
                 abi.RUN_BYTES: run_distance * item,

@@ -1,0 +1,135 @@
+"""The proxy: a thread per process that moves the shipments of its plans, and sleeps while there is nothing to move."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import time
+
+from triton import knobs
+
+from .shipment import Shipment
+
+# Programs ring no bell: while a kernel runs, the counters of slices are looked at so often. A longer pause delays the
+# first slice, a shorter one takes the core from the programs.
+_LOOK_S = 2e-4
+_IN_TRANSIT_S = 1e-3  # while the connections are busy anyway
+_STARTING_S = 1e-2  # from a launch to its first program, at the most; a launch that takes longer overlaps less
+_CLOSING_S = 1.0  # for a peer to end its side, too
+
+
+class Proxy:
+    """Moves shipments. `add`, `remove` and `wake` may be called by any thread."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._epoll.register(self._bell, select.EPOLLIN)
+        self._lock = threading.Lock()  # of what follows
+        self._shipments: list[Shipment] = []
+        self._closing: dict[Shipment, float] = {}
+        self._launch_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="triton_ext proxy", daemon=True)
+        self._thread.start()
+        knobs.runtime.launch_enter_hook.add(self._launched)
+        knobs.runtime.launch_exit_hook.add(self._launched)
+
+    def _launched(self, _metadata: object) -> None:
+        self._launch_s = time.monotonic()
+        self.wake()
+
+    def wake(self) -> None:
+        os.eventfd_write(self._bell, 1)
+
+    def add(self, shipment: Shipment) -> None:
+        with self._lock:
+            self._shipments.append(shipment)
+            for connection in shipment.connections.values():
+                self._epoll.register(connection.socket, select.EPOLLIN)
+
+    def remove(self, shipment: Shipment, timeout_s: float) -> bool:
+        """Send what is left of a shipment, and end it. False if not all has left in time."""
+        deadline = time.monotonic() + timeout_s
+        sent = False
+        while not sent and time.monotonic() < deadline:
+            with self._lock:
+                sent = shipment.is_sent
+            if not sent:
+                self.wake()
+                time.sleep(_IN_TRANSIT_S)
+        with self._lock:
+            if shipment in self._shipments and shipment not in self._closing:
+                shipment.leave()
+                self._closing[shipment] = time.monotonic() + _CLOSING_S
+        self.wake()
+        return sent
+
+    def wait_until_closed(self) -> None:
+        """Until no shipment is closing: for the end of a process."""
+        deadline = time.monotonic() + 2 * _CLOSING_S
+        while self._closing and time.monotonic() < deadline:
+            time.sleep(_IN_TRANSIT_S)
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                for shipment in self._shipments:
+                    shipment.pump()
+                pause_s = self._pause_s()
+            if pause_s == _LOOK_S:
+                time.sleep(_LOOK_S)
+                pause_s = 0
+            ready = {place for place, _ in self._epoll.poll(pause_s)}
+            if self._bell in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._bell)
+            with self._lock:
+                self._receive(ready)
+
+    def _pause_s(self) -> float | None:
+        """How long the thread may wait for a socket; None: until something happens."""
+        if any(shipment.is_in_transit for shipment in self._shipments):
+            return _IN_TRANSIT_S
+        starting = time.monotonic() - self._launch_s < _STARTING_S
+        if starting or any(shipment.is_running() for shipment in self._shipments):
+            return _LOOK_S
+        return _CLOSING_S if self._closing else None
+
+    def _receive(self, ready: set[int]) -> None:
+        for shipment in self._shipments:
+            for connection in list(shipment.connections.values()):
+                if connection.socket.fileno() in ready:
+                    shipment.receive(connection)
+        now = time.monotonic()
+        for shipment in [each for each, deadline in self._closing.items() if not each.connections or deadline < now]:
+            shipment.close()
+            self._shipments.remove(shipment)
+            del self._closing[shipment]
+
+
+_proxy: Proxy | None = None
+_proxy_lock = threading.Lock()
+
+
+def proxy() -> Proxy:
+    """This process's proxy."""
+    global _proxy
+    with _proxy_lock:
+        if _proxy is None:
+            _proxy = Proxy()
+        return _proxy
+
+
+def wait_until_closed() -> None:
+    if _proxy is not None:
+        _proxy.wait_until_closed()
+
+
+def _forget() -> None:
+    global _proxy, _proxy_lock
+    _proxy, _proxy_lock = None, threading.Lock()  # a forked child has no proxy thread
+
+
+os.register_at_fork(after_in_child=_forget)
