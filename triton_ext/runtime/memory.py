@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -12,6 +13,20 @@ from ..backends.cpu import ranges
 from ..errors import PlanError
 from .groups import Group, ThreadRanks
 from .transports import nvshmem, p2p
+
+
+class MemoryRegion(NamedTuple):
+    """A part of one rank's symmetric memory. words, per_run: names of its 8-byte words, and by how much a run grows
+    them, where it consists of words.
+    """
+
+    name: str
+    address: int
+    nbytes: int
+    unit_bytes: int
+    shape: tuple[int, ...] = ()
+    words: dict[int, str] = {}  # noqa: RUF012
+    per_run: dict[int, int] = {}  # noqa: RUF012
 
 
 class SymmetricMemory:

@@ -21,7 +21,7 @@ from ..errors import CollectiveTimeout, PeerLost, PlanError
 from ..passes import abi, dialect, nvshmem
 from . import groups, layout, transfers
 from .groups import Group, ThreadRanks
-from .memory import SymmetricMemory, host_of
+from .memory import MemoryRegion, SymmetricMemory, host_of
 from .watch import Peers, Watch, watch_for
 
 _DTYPES = {
@@ -90,20 +90,6 @@ class Plan(PlanArguments):
         self._state.free()
 
 
-class MemoryRegion(NamedTuple):
-    """A part of one rank's symmetric memory. words, per_run: names of its 8-byte words, and by how much a run grows
-    them, where it consists of words.
-    """
-
-    name: str
-    address: int
-    nbytes: int
-    unit_bytes: int
-    shape: tuple[int, ...] = ()
-    words: dict[int, str] = {}  # noqa: RUF012
-    per_run: dict[int, int] = {}  # noqa: RUF012
-
-
 @dataclass(eq=False)
 class _State:
     """The host's side of a plan."""
@@ -120,6 +106,8 @@ class _State:
     peers: Peers
     watch: Watch
     split_dim: int = 0
+    outbox: transfers.Outbox | None = None
+    outbox_offset: int = 0
     programs_at_free: int = 0
 
     def __post_init__(self) -> None:
@@ -148,7 +136,7 @@ class _State:
         return self.memory.local[self.result_offset :][:nbytes].view(self.dtype).view(shape)
 
     def regions(self) -> list[MemoryRegion]:
-        """This rank's signals, result and staging area: everything that a peer may write."""
+        """This rank's signals, result and staging area, which peers may write, and its outbox."""
         assert self.memory is not None
         me, base = self.group.rank, self.memory.local.data_ptr()
         words, per_run = {}, {}
@@ -166,6 +154,7 @@ class _State:
             MemoryRegion("signals", base, self.layout.world * len(_SIGNALS) * _LINE, 8, (), words, per_run),
             MemoryRegion("result", base + self.result_offset, prod(shape) * size, size, shape),
             MemoryRegion("staging area", base + self.stage_offset, stage * self.wire_bytes, max(self.wire_bytes, 1)),
+            *(self.outbox.regions(base + self.outbox_offset) if self.outbox else ()),
         ]
 
     def look(self) -> None:
@@ -465,6 +454,8 @@ def _build(
         peers,
         watch,
         spec.split_dim,
+        outbox,
+        outbox_offset,
     )
     _live.add(plan._state)
     watch.add(plan._state)
