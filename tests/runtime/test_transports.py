@@ -27,7 +27,7 @@ def on_all_ranks(function):
         except Exception as error:
             results[group.rank] = error
 
-    threads = [threading.Thread(target=play, args=(group,)) for group in ThreadRanks.world(WORLD, CPU)]
+    threads = [threading.Thread(target=play, args=(group,)) for group in ThreadRanks.world([0] * WORLD, CPU)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -43,6 +43,7 @@ REDUCED_HERE = 13
 EXPECTED = 14  # elements that arrive from the peer in one run
 EXPECTED_REDUCED = 15
 STAGE_HERE = 16  # address of logical index 0 in the area here where the peer's partial values arrive
+STAGE_HERE_STRIDE = 17  # MAX_DIMS words
 
 # Transfers, one per peer behind the rows, in tables of plans with peers that only NVSHMEM reaches. What goes to such a
 # peer is stored in an outbox here, in the order of its slices. "There": this rank's own address of an object, which

@@ -387,7 +387,7 @@ def reduce_tile(table, coords, value, mask, BLOCK, SPLIT_DIM: tl.constexpr, ALIG
         value = tl.where(mask, value, tl.zeros(BLOCK, value.dtype))
         total = tl.zeros(BLOCK, ACC)
         for peer in range(0, tl.load(table + abi.WORLD).to(tl.int32)):
-            pointers = _pointers(table, peer, indices, abi.STAGE_HERE, abi.STAGE_STRIDE, value.dtype, ALIGNMENT)
+            pointers = _pointers(table, peer, indices, abi.STAGE_HERE, abi.STAGE_HERE_STRIDE, value.dtype, ALIGNMENT)
             arrived = tl.load(pointers, mask=own & (peer != rank))
             total += tl.where(peer == rank, value, arrived).to(ACC)
         _store_sum(table, indices, own, total.to(DTYPE), BLOCK, ALIGNMENT, TO_ALL)
@@ -462,7 +462,9 @@ def reduce_shared(table, last, BLOCK, SPLIT_DIM: tl.constexpr, ALIGNMENT: tl.con
                     own = _owned(table, indices, inside, tl.load(table + abi.RANK), SPLIT_DIM, ALIGNMENT)
                     total = tl.zeros(BLOCK, ACC)
                     for peer in range(0, tl.load(table + abi.WORLD).to(tl.int32)):
-                        pointers = _pointers(table, peer, indices, abi.STAGE_HERE, abi.STAGE_STRIDE, WIRE, ALIGNMENT)
+                        pointers = _pointers(
+                            table, peer, indices, abi.STAGE_HERE, abi.STAGE_HERE_STRIDE, WIRE, ALIGNMENT
+                        )
                         total += tl.load(pointers, mask=own).to(ACC)
                     _store_sum(table, indices, own, total.to(DTYPE), BLOCK, ALIGNMENT, TO_ALL)
                     if TO_ALL:

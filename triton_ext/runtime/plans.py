@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import atexit
 import os
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, NamedTuple
 
@@ -19,9 +20,11 @@ from triton import knobs
 from .. import passes
 from ..errors import CollectiveTimeout, PeerLost, PlanError
 from ..passes import abi, dialect, nvshmem
-from . import groups, layout, transfers
+from . import groups, layout, proxy, transfers
 from .groups import Group, ThreadRanks
 from .memory import MemoryRegion, SymmetricMemory, host_of
+from .shipment import Incoming, Outgoing, Shipment
+from .transports import tcp
 from .watch import Peers, Watch, watch_for
 
 _DTYPES = {
@@ -105,6 +108,7 @@ class _State:
     wire_bytes: int
     peers: Peers
     watch: Watch
+    shipment: Shipment | None
     split_dim: int = 0
     outbox: transfers.Outbox | None = None
     outbox_offset: int = 0
@@ -181,7 +185,8 @@ class _State:
         left: list[int] = []
         if self.signals is not None:
             left = np.flatnonzero(self.signals[:, _SIGNALS.index("LEFT")]).tolist()
-        return sorted({*self.peers.dead(), *left} - {self.group.rank})
+        lost = self.shipment.lost if self.shipment else {}
+        return sorted({*self.peers.dead(), *left, *lost} - {self.group.rank})
 
     def _lacks(self, rank: int) -> bool:
         """Whether the run in progress still misses something of a rank."""
@@ -233,7 +238,10 @@ class _State:
 
     def _describe(self, rank: int) -> str:
         dead = rank in self.peers.dead()
-        state = f"process {self.peers.pids[rank]} has ended" if dead else "it has left the plan"
+        if self.shipment and rank in self.shipment.lost:
+            state = f"on another host, {self.shipment.lost[rank]}"
+        else:
+            state = f"process {self.peers.pids[rank]} has ended" if dead else "it has left the plan"
         overall = self.group.global_rank(rank)
         return f"rank {rank}" + (f" (global rank {overall})" if overall != rank else "") + f" ({state})"
 
@@ -241,7 +249,18 @@ class _State:
         """Tell the peers that this rank stores nothing more."""
         if self.memory is not None and self.words is not None:
             for segment in self.memory.segments:
-                _signals(segment, self.layout.world)[self.group.rank, _SIGNALS.index("LEFT")] = 1
+                if segment is not None:
+                    _signals(segment, self.layout.world)[self.group.rank, _SIGNALS.index("LEFT")] = 1
+        if self.shipment is not None:
+            in_order = not self.word(abi.STATUS)
+            sent = proxy.proxy().remove(self.shipment, groups.timeout_s() if in_order else 0)
+            if in_order and not sent:
+                warnings.warn(
+                    f"rank {self.group.rank} of {self.layout.world}, {self.collective}: a plan ended before its peers on "
+                    f"other hosts took what it had for them, within {groups.timeout_s():g} s",
+                    stacklevel=3,
+                )
+            self.shipment = None
 
     def free(self) -> None:
         if self.memory is None:
@@ -271,6 +290,7 @@ def _after_launch(_metadata: Any) -> None:
 def _leave_all() -> None:
     for state in list(_live):
         state.leave()
+    proxy.wait_until_closed()
 
 
 def free_all(owner: ThreadRanks | None) -> None:
@@ -366,16 +386,19 @@ def _make(
         _DTYPES[acc],
         split_dim,
         where.alignment(16 // min(dtype.itemsize, wire.itemsize), split_dim if collective in dialect.SPLIT else -1),
-        transport=_transport(group, place),
     )
+    if len(set(group.exchange(host_of(group)))) > 1:
+        transport = nvshmem.transport() if place.type == "cuda" else dialect.PROXY
+        spec = replace(spec, transport=transport, slice_dim=_slice_dim(spec, arguments))
     return _build(group, spec, where, dtype, wire, place)
 
 
-def _transport(group: Group, device: torch.device) -> str:
-    """How ranks of other hosts are reached; "" if there are none."""
-    if len(set(group.exchange(host_of(group)))) == 1 or (device.type != "cuda" and not isinstance(group, ThreadRanks)):
-        return ""
-    return nvshmem.transport()
+def _slice_dim(spec: dialect.Spec, arguments: dict[str, Any]) -> int:
+    """Along which slices of what goes to a peer are contiguous in an outbox: not the last of several dimensions. Where
+    an all_to_all concatenates what its ranks send, a rank computes one part after the other (a table, say).
+    """
+    dim = int(arguments["concat_dim"]) if spec.collective == "all_to_all" else 0
+    return dim if dim < spec.ndim - 1 else 0
 
 
 def _build(
@@ -388,7 +411,7 @@ def _build(
     result_bytes = max(prod(shape) for shape in where.result_shapes) * dtype.itemsize
     stage_offset = _align(result_offset + result_bytes)
     outbox_offset = _align(stage_offset + where.stage_elements * wire.itemsize)
-    outbox, outbox_bytes = None, 0
+    outbox, outbox_bytes, far = None, 0, [[] for _ in range(world)]
     if spec.transport:
         hosts = group.exchange(host_of(group))
         item_bytes = {abi.OF_RESULT: dtype.itemsize, abi.OF_STAGE: wire.itemsize}
@@ -425,6 +448,7 @@ def _build(
                 row[getattr(abi, name)] = signal(address, me, name)
         if spec.reduces:
             row[abi.STAGE_HERE] = mine + stage_offset + here.stage_origin * wire.itemsize
+            row[abi.STAGE_HERE_STRIDE : abi.STAGE_HERE_STRIDE + len(shape)] = torch.tensor(here.stage_strides)
         for name in _WAITED_FOR:
             row[getattr(abi, f"{name}_HERE")] = signal(mine, peer, name)
         row[abi.EXPECTED] = here.expected
@@ -437,9 +461,29 @@ def _build(
                 signals = {name: signal(segment, me, name) for name in _WAITED_FOR}
                 buffers = {abi.OF_RESULT: segment + result_offset, abi.OF_STAGE: segment + stage_offset}
                 transfer_row[abi.READY_THERE] = signals["READY"]
+                row[abi.READY] = mine + outbox_offset + peer * 8
                 outbox.fill(row, transfer_row, peer, mine + outbox_offset, buffers, signals)
     table = table.to(device)
-    peers = Peers(group.exchange(os.getpid()))
+    shipment = None
+    if spec.transport == dialect.PROXY:
+        shipment = _ship(
+            group,
+            spec,
+            where,
+            memory,
+            outbox,
+            outbox_offset,
+            {abi.OF_RESULT: (result_offset, dtype.itemsize), abi.OF_STAGE: (stage_offset, wire.itemsize)},
+            table,
+            far[me],
+        )
+    pids = group.exchange(os.getpid())  # and all have their connections
+    peers = Peers(
+        [
+            pid if segment is not None else None
+            for pid, segment in zip(pids, memory.segments or [None] * world, strict=True)
+        ]
+    )
     plan = Plan(table, tl.constexpr(spec.encode()))
     plan._state = _State(
         spec.collective,
@@ -453,6 +497,7 @@ def _build(
         wire.itemsize,
         peers,
         watch,
+        shipment,
         spec.split_dim,
         outbox,
         outbox_offset,
@@ -462,6 +507,56 @@ def _build(
     if device.type == "cpu" and _after_launch not in knobs.runtime.launch_exit_hook.calls:
         knobs.runtime.launch_exit_hook.add(_after_launch)
     return plan
+
+
+def _ship(
+    group: Group,
+    spec: dialect.Spec,
+    where: layout.Layout,
+    memory: SymmetricMemory,
+    outbox: transfers.Outbox | None,
+    outbox_offset: int,
+    buffers: dict[int, tuple[int, int]],
+    table: torch.Tensor,
+    far: list[int],
+) -> Shipment:
+    """Connect with the peers of other hosts, and hand what goes there and comes from there to the proxy. Collective.
+
+    buffers: offset of the result and of the staging area in each segment, and bytes per element, by kind of transfer.
+    """
+    me, words, segment = group.rank, table.numpy(), memory.local.numpy()
+    outgoing, incoming = {}, {}
+    for peer, kind in outbox.transfers if outbox else ():
+        transfer, (counters, data) = outbox.transfers[peer, kind], outbox.places[peer, kind]
+        box = segment[outbox_offset:]
+        elements = memoryview(box[data:][: transfer.elements * transfer.item_bytes])
+        outgoing[peer, kind] = Outgoing(transfer, box[counters:][: transfer.slices * 8].view(np.int64), elements)
+    signals = _signals(memory.local, where.world).numpy()
+    item_bytes = {kind: size for kind, (_, size) in buffers.items()}
+    for peer in far:
+        for kind, transfer in transfers.outgoing(spec, where, peer, me, item_bytes).items():
+            offset, size = buffers[kind]
+            there = segment[offset + transfer.there * size :].view() if transfer.elements else segment[:0]
+            shape = [transfer.shape[dim] for dim in transfer.order]
+            strides = [transfer.strides[dim] * size for dim in transfer.order]
+            unit = np.dtype(f"i{size}")
+            target = np.ndarray(shape, unit, there.data, 0, strides) if transfer.elements else np.empty(shape, unit)
+            arrival = "REDUCED" if kind == abi.OF_RESULT and spec.reduces else "ARRIVED"
+            counter = signals[peer, _SIGNALS.index(arrival) :][:1]
+            if transfer.elements:
+                incoming[peer, kind] = Incoming(transfer, target, counter)
+    announced = segment[outbox_offset:][: where.world * 8].view(np.int64)
+    shipment = Shipment(
+        tcp.connect(group, far),
+        outgoing,
+        incoming,
+        announced,
+        signals[:, _SIGNALS.index("READY")],
+        spec.collective != "all_reduce",
+        lambda: bool(words[abi.TICKETS] != words[abi.BASE]),
+    )
+    proxy.proxy().add(shipment)
+    return shipment
 
 
 def _device(group: Group, device: torch.device | str | None) -> torch.device:

@@ -76,7 +76,8 @@ class Proxy:
         while True:
             with self._lock:
                 for shipment in self._shipments:
-                    shipment.pump()
+                    if shipment not in self._closing:
+                        shipment.pump()
                 pause_s = self._pause_s()
             if pause_s == _LOOK_S:
                 time.sleep(_LOOK_S)

@@ -210,6 +210,7 @@ class Shipment:
     def _when_sent(self, peer: int, transfer: Outgoing, slices: int) -> Callable[[], None]:
         def sent() -> None:
             if transfer.is_sent(slices):
+                native_code().fence()  # what has left is read before it may be overwritten
                 self.may_store[peer] = transfer.run
 
         return sent

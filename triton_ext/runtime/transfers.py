@@ -201,7 +201,8 @@ class Outbox:
             for peer in peers
             for kind, transfer in outgoing(spec, where, rank, peer, item_bytes).items()
         }
-        places, offset = {}, 0
+        # First a word per rank, where programs say to the host that a run has begun.
+        places, offset = {}, _align(where.world * 8)
         for key, transfer in transfers.items():
             counters = offset
             offset = _align(counters + transfer.slices * 8)

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import triton.language as tl
 from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import make_backend
@@ -19,8 +18,8 @@ from triton.runtime.jit import JITFunction
 
 from ..errors import SimulationError
 from ..ir import read_module
-from ..passes import abi, dialect
-from ..runtime.plans import Plan, PlanArguments
+from ..passes import abi, dialect, nvshmem
+from ..runtime.plans import Plan
 from ..testing import World
 from .machine import Launch, Machine
 from .memory import FirstWrite, Place, Region
@@ -105,26 +104,11 @@ class Simulation:
         return text, arguments, (x, y, z), places, keywords
 
     def _source(self, grid: Any, arguments: Mapping[str, Any]) -> Any:
-        """Triton's ASTSource of the kernel, specialised for its arguments.
-
-        It is asked for by compiling for this machine, which cannot call NVSHMEM: so without that.
-        """
-        specs = {
-            (index, 1): value.spec
-            for index, value in enumerate(arguments.values())
-            if isinstance(value, Plan) and dialect.Spec.decode(value.spec.value).calls_nvshmem
-        }
-        plain = {
-            name: PlanArguments(
-                value.table, tl.constexpr(replace(dialect.Spec.decode(value.spec.value), transport="").encode())
-            )
-            if isinstance(value, Plan)
-            else value
-            for name, value in arguments.items()
-        }
-        source = self.kernel.warmup(grid=grid, **plain).src
-        for path, spec in specs.items():
-            source.constants[path] = spec.value
+        """Triton's ASTSource of the kernel, specialised for its arguments; for NVSHMEM between hosts."""
+        source = self.kernel.warmup(grid=grid, **arguments).src
+        for index, value in enumerate(arguments.values()):
+            if isinstance(value, Plan) and (spec := dialect.Spec.decode(value.spec.value)).transport:
+                source.constants[index, 1] = replace(spec, transport=nvshmem.LIBRARY).encode()
         return source
 
     def run(

@@ -58,6 +58,11 @@ define i64 @tx_nanoseconds() {{
   ret i64 %sum
 }}
 
+define void @tx_fence() {{
+  fence seq_cst
+  ret void
+}}
+
 define void @tx_assert_fail(ptr %message) {{
   %first = cmpxchg ptr @tx_assert_message, ptr null, ptr %message seq_cst seq_cst
   ret void
@@ -108,6 +113,7 @@ class _Native:
         pointer, i32 = ctypes.c_void_p, ctypes.c_int32
         work = ctypes.CFUNCTYPE(None, pointer, pointer, i32, i32, i32, pointer, pointer)  # releases the GIL
         self.work = work(self._engine.get_function_address("tx_work"))
+        self.fence = ctypes.CFUNCTYPE(None)(self._engine.get_function_address("tx_fence"))
         self.assert_message = ctypes.c_char_p.from_address(self._engine.get_global_value_address("tx_assert_message"))
 
     def raise_failed_assert(self) -> None:
