@@ -18,6 +18,7 @@ DESTINATION_BEGIN = 6  # collectives that are not split send to ranks DESTINATIO
 DESTINATION_END = 7
 CLOCK = 8  # address of a word that counts milliseconds
 TIMEOUT_MS = 9
+BELL = 10  # address of a word that programs make non-zero when they have completed a slice that the host is to send
 
 # State, a cache line for each word that many programs write
 EPOCH = 16  # runs that are complete

@@ -127,9 +127,11 @@ def _ship(table, coords, peer, owner, pe, live, BLOCK, SPLIT_DIM: tl.constexpr, 
         count = _part(table, coords, owner, low, low + size, BLOCK, SPLIT_DIM, SLICE_DIM)
         stored = tl.atomic_add(counters + number, count, mask=live & (count > 0), sem="acq_rel", scope="sys")
         whole = run * tl.minimum(slice_elements, elements - number * slice_elements)
-        if TRANSFER[3]:
-            if live & (count > 0) & (stored + count == whole):
+        if live & (count > 0) & (stored + count == whole):
+            if TRANSFER[3]:
                 _send(table, peer, number, pe, TRANSFER)
+            else:
+                tl.atomic_xchg(tl.load(table + abi.BELL).to(tl.pointer_type(tl.int64)), 1, sem="release", scope="sys")
         number += 1
 
 

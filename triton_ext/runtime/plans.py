@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ import triton.language as tl
 from triton import knobs
 
 from .. import passes
+from ..backends.cpu.pool import native_code
 from ..errors import CollectiveTimeout, PeerLost, PlanError
 from ..passes import abi, dialect, nvshmem
 from . import groups, layout, proxy, transfers
@@ -256,7 +257,7 @@ class _State:
             sent = proxy.proxy().remove(self.shipment, groups.timeout_s() if in_order else 0)
             if in_order and not sent:
                 warnings.warn(
-                    f"rank {self.group.rank} of {self.layout.world}, {self.collective}: a plan ended before its peers on "
+                    f"rank {self.group.rank} of {self.layout.world}: a plan of {self.collective} ended before peers on "
                     f"other hosts took what it had for them, within {groups.timeout_s():g} s",
                     stacklevel=3,
                 )
@@ -411,7 +412,8 @@ def _build(
     result_bytes = max(prod(shape) for shape in where.result_shapes) * dtype.itemsize
     stage_offset = _align(result_offset + result_bytes)
     outbox_offset = _align(stage_offset + where.stage_elements * wire.itemsize)
-    outbox, outbox_bytes, far = None, 0, [[] for _ in range(world)]
+    outbox, outbox_bytes = None, 0
+    far: list[list[int]] = [[] for _ in range(world)]
     if spec.transport:
         hosts = group.exchange(host_of(group))
         item_bytes = {abi.OF_RESULT: dtype.itemsize, abi.OF_STAGE: wire.itemsize}
@@ -432,6 +434,7 @@ def _build(
     table[abi.SHARD] = where.shard
     table[abi.DESTINATION_BEGIN], table[abi.DESTINATION_END] = where.destinations[me]
     table[abi.CLOCK] = watch.clock_ms.data_ptr()
+    table[abi.BELL] = native_code().bell
     table[abi.TIMEOUT_MS] = int(groups.timeout_s() * 1000)
     mine = memory.addresses[me]
     assert mine is not None
@@ -465,7 +468,7 @@ def _build(
                 outbox.fill(row, transfer_row, peer, mine + outbox_offset, buffers, signals)
     table = table.to(device)
     shipment = None
-    if spec.transport == dialect.PROXY:
+    if outbox and spec.transport == dialect.PROXY:
         shipment = _ship(
             group,
             spec,
@@ -514,7 +517,7 @@ def _ship(
     spec: dialect.Spec,
     where: layout.Layout,
     memory: SymmetricMemory,
-    outbox: transfers.Outbox | None,
+    outbox: transfers.Outbox,
     outbox_offset: int,
     buffers: dict[int, tuple[int, int]],
     table: torch.Tensor,
@@ -526,10 +529,10 @@ def _ship(
     """
     me, words, segment = group.rank, table.numpy(), memory.local.numpy()
     outgoing, incoming = {}, {}
-    for peer, kind in outbox.transfers if outbox else ():
+    for peer, kind in outbox.transfers:
         transfer, (counters, data) = outbox.transfers[peer, kind], outbox.places[peer, kind]
         box = segment[outbox_offset:]
-        elements = memoryview(box[data:][: transfer.elements * transfer.item_bytes])
+        elements = memoryview(cast(Any, box[data:][: transfer.elements * transfer.item_bytes]))
         outgoing[peer, kind] = Outgoing(transfer, box[counters:][: transfer.slices * 8].view(np.int64), elements)
     signals = _signals(memory.local, where.world).numpy()
     item_bytes = {kind: size for kind, (_, size) in buffers.items()}

@@ -10,13 +10,13 @@ import time
 
 from triton import knobs
 
+from ..backends.cpu.pool import native_code
 from .shipment import Shipment
 
-# Programs ring no bell: while a kernel runs, the counters of slices are looked at so often. A longer pause delays the
-# first slice, a shorter one takes the core from the programs.
+# Programs ring when they have completed a slice. They do not when a run begins: that is looked for behind a launch.
 _LOOK_S = 2e-4
-_IN_TRANSIT_S = 1e-3  # while the connections are busy anyway
-_STARTING_S = 1e-2  # from a launch to its first program, at the most; a launch that takes longer overlaps less
+_STARTING_S = 2e-3
+_BUSY_S = 1e-3  # how often a connection that took no more is tried again
 _CLOSING_S = 1.0  # for a peer to end its side, too
 
 
@@ -27,6 +27,7 @@ class Proxy:
         self._epoll = select.epoll()
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll.register(self._bell, select.EPOLLIN)
+        native_code().wake_by_bell(self._bell)
         self._lock = threading.Lock()  # of what follows
         self._shipments: list[Shipment] = []
         self._closing: dict[Shipment, float] = {}
@@ -58,7 +59,7 @@ class Proxy:
                 sent = shipment.is_sent
             if not sent:
                 self.wake()
-                time.sleep(_IN_TRANSIT_S)
+                time.sleep(_BUSY_S)
         with self._lock:
             if shipment in self._shipments and shipment not in self._closing:
                 shipment.leave()
@@ -70,7 +71,7 @@ class Proxy:
         """Until no shipment is closing: for the end of a process."""
         deadline = time.monotonic() + 2 * _CLOSING_S
         while self._closing and time.monotonic() < deadline:
-            time.sleep(_IN_TRANSIT_S)
+            time.sleep(_BUSY_S)
 
     def _run(self) -> None:
         while True:
@@ -91,10 +92,9 @@ class Proxy:
 
     def _pause_s(self) -> float | None:
         """How long the thread may wait for a socket; None: until something happens."""
-        if any(shipment.is_in_transit for shipment in self._shipments):
-            return _IN_TRANSIT_S
-        starting = time.monotonic() - self._launch_s < _STARTING_S
-        if starting or any(shipment.is_running() for shipment in self._shipments):
+        if any(shipment.is_blocked for shipment in self._shipments):
+            return _BUSY_S
+        if time.monotonic() - self._launch_s < _STARTING_S and any(each.awaits_run for each in self._shipments):
             return _LOOK_S
         return _CLOSING_S if self._closing else None
 

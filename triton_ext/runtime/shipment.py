@@ -1,8 +1,8 @@
 """What a plan sends to ranks of other hosts, and gets from them, over its TCP connections.
 
-A message is a header and, for slices, their elements: straight from the outbox, and straight into place where a slice is
-contiguous there. A rank's slices of run e leave when its peer has said that it has begun run e (but for all_reduce,
-docs/protocol.md); where it arrives, the words change that the stores of a mapped peer would have changed.
+A message is a header and, for slices, their elements: straight from the outbox, and straight into place where a slice
+is contiguous there. A rank's slices of run e leave when its peer has said that it has begun run e (but for all_reduce,
+docs/protocol.md). Where they arrive, the words change that the stores of a mapped peer would have changed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import socket
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import numpy as np
 
@@ -87,7 +88,7 @@ class Incoming:
         self.in_place = self.target.flags.c_contiguous
         landing = self.target if self.in_place else np.empty(self.target.shape, self.target.dtype)
         self.landing = landing
-        self.bytes = memoryview(landing.reshape(-1).view(np.uint8))
+        self.bytes = memoryview(cast(Any, landing.reshape(-1).view(np.uint8)))
 
     def problem(self, run: int, first: int, slices: int, nbytes: int) -> str | None:
         """What is wrong with a message's header."""
@@ -162,9 +163,9 @@ class Connection:
 class Shipment:
     """A plan's traffic with other hosts, moved by the proxy's thread alone.
 
-    outgoing, incoming: by peer and kind of transfer. announced: int64 per rank, runs that this rank's kernels have begun,
-    as the peer is to know. may_store: int64 per rank, runs whose outbox for the peer may be written. is_running: whether
-    a kernel is. announces: whether a peer's slices wait for its word that it has begun.
+    outgoing, incoming: by peer and kind of transfer. announced: int64 per rank, runs that this rank's kernels have
+    begun, as the peer is to know. may_store: int64 per rank, runs whose outbox for the peer may be written. is_running:
+    whether a kernel is. announces: whether slices for a peer wait for its word that it has begun.
     """
 
     def __init__(
@@ -273,9 +274,14 @@ class Shipment:
         connection.socket.close()
 
     @property
-    def is_in_transit(self) -> bool:
-        """Whether a message is on its way, in or out."""
-        return any(each.waiting or each.message for each in self.connections.values())
+    def is_blocked(self) -> bool:
+        """Whether a connection has not taken all that waits for it."""
+        return any(each.waiting for each in self.connections.values())
+
+    @property
+    def awaits_run(self) -> bool:
+        """Whether a run that begins has to be said to peers, and none is on its way."""
+        return self.announces and not self.is_running()
 
     @property
     def is_sent(self) -> bool:

@@ -11,7 +11,6 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 
 import llvmlite.binding as llvm
 import torch
@@ -19,18 +18,40 @@ import torch
 from ...errors import LaunchError
 from .codegen import native
 
-# What kernels may call, and the loop that runs programs. `work` returns when the counter is used up.
+# What kernels may call, and the loop that runs programs. `work` returns when the counter is used up. A program that
+# makes tx_bell non-zero wakes, when it ends or waits, who sleeps on the eventfd.
 _NATIVE = r"""
 @tx_assert_message = global ptr null
+@tx_bell = global i64 0
+@tx_bell_eventfd = global i32 -1
+@one = internal constant i64 1
 
 declare i32 @sched_yield()
 declare i32 @nanosleep(ptr, ptr)
+declare i64 @write(i32, ptr, i64)
 declare i32 @clock_gettime(i32, ptr)
 declare void @{pause}({hint_type})
 
 @pause = internal constant {{ i64, i64 }} {{ i64 0, i64 50000 }}
 
+define internal void @ring() {{
+  %bell = load atomic i64, ptr @tx_bell monotonic, align 8
+  %silent = icmp eq i64 %bell, 0
+  br i1 %silent, label %done, label %take
+take:
+  %taken = atomicrmw xchg ptr @tx_bell, i64 0 acq_rel
+  %missed = icmp eq i64 %taken, 0
+  br i1 %missed, label %done, label %call
+call:
+  %eventfd = load i32, ptr @tx_bell_eventfd
+  %ignored = call i64 @write(i32 %eventfd, ptr @one, i64 8)
+  br label %done
+done:
+  ret void
+}}
+
 define void @tx_relax(i64 %iteration) {{
+  call void @ring()
   %spins = icmp ult i64 %iteration, 64
   br i1 %spins, label %spin, label %wait
 spin:
@@ -88,6 +109,7 @@ run:
   %y32 = trunc i64 %y to i32
   %z32 = trunc i64 %z to i32
   call void %kernel(ptr %args, i32 %x32, i32 %y32, i32 %z32, i32 %gx, i32 %gy, i32 %gz, ptr %scratch)
+  call void @ring()
   br label %take
 done:
   ret void
@@ -113,8 +135,14 @@ class _Native:
         pointer, i32 = ctypes.c_void_p, ctypes.c_int32
         work = ctypes.CFUNCTYPE(None, pointer, pointer, i32, i32, i32, pointer, pointer)  # releases the GIL
         self.work = work(self._engine.get_function_address("tx_work"))
+        self.bell = self._engine.get_global_value_address("tx_bell")
+        self._bell_eventfd = ctypes.c_int32.from_address(self._engine.get_global_value_address("tx_bell_eventfd"))
         self.fence = ctypes.CFUNCTYPE(None)(self._engine.get_function_address("tx_fence"))
         self.assert_message = ctypes.c_char_p.from_address(self._engine.get_global_value_address("tx_assert_message"))
+
+    def wake_by_bell(self, eventfd: int) -> None:
+        """Let programs that ring the bell wake who sleeps on an eventfd."""
+        self._bell_eventfd.value = eventfd
 
     def raise_failed_assert(self) -> None:
         if self.assert_message.value is not None:
@@ -123,9 +151,18 @@ class _Native:
             raise LaunchError(f"device_assert failed: {message}")
 
 
-@cache
+_native: _Native | None = None
+_native_lock = threading.Lock()
+
+
 def native_code() -> _Native:
-    return _Native()
+    """One for the process: kernels keep addresses in it."""
+    global _native
+    if _native is None:
+        with _native_lock:
+            if _native is None:
+                _native = _Native()
+    return _native
 
 
 class _Scratch(threading.local):
