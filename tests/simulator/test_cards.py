@@ -1,4 +1,4 @@
-"""Plans with peers behind NVSHMEM, simulated: network cards read the outbox late and in parts, data lags behind signals."""
+"""Plans with peers behind NVSHMEM, simulated: cards read the outbox late and in parts, data lags behind its signal."""
 
 import re
 

@@ -176,14 +176,15 @@ def simulate(
     resident: int | None = None,
     partial: bool = False,
     expected: Callable[[int], torch.Tensor] | None = None,
+    hosts: Sequence[int] | None = None,
 ) -> Report:
     """Run a kernel's lowered IR for `world` ranks with many interleavings, and raise SimulationError for a fault.
 
-    kernel, args, expected: as in Simulation. seeds: how many, or which. runs: launches in a row. resident: programs of
+    kernel, args, expected, hosts: as in Simulation. seeds: how many, or which. runs: launches in a row. resident: programs of
     a rank under way at once (default: all; where it is not given, every other seed has 1 or 2). partial: the kernel
     means to leave elements of the result unwritten.
     """
-    simulation = Simulation(kernel, world, args, expected)
+    simulation = Simulation(kernel, world, args, expected, hosts)
     report = Report(kernel.__name__, world, runs)
     for seed in range(seeds) if isinstance(seeds, int) else seeds:
         finding, steps = simulation.run(seed, runs, resident or residents(seed), partial)
