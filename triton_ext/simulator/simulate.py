@@ -180,9 +180,9 @@ def simulate(
 ) -> Report:
     """Run a kernel's lowered IR for `world` ranks with many interleavings, and raise SimulationError for a fault.
 
-    kernel, args, expected, hosts: as in Simulation. seeds: how many, or which. runs: launches in a row. resident: programs of
-    a rank under way at once (default: all; where it is not given, every other seed has 1 or 2). partial: the kernel
-    means to leave elements of the result unwritten.
+    kernel, args, expected, hosts: as in Simulation. seeds: how many, or which. runs: launches in a row. resident:
+    programs of a rank under way at once (default: all; where it is not given, every other seed has 1 or 2). partial:
+    the kernel means to leave elements of the result unwritten.
     """
     simulation = Simulation(kernel, world, args, expected, hosts)
     report = Report(kernel.__name__, world, runs)
