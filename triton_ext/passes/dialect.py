@@ -21,11 +21,12 @@ PROGRAM_TILE = "txl.program_tile"
 STORE = "txl.store"
 
 #: Collectives whose values are combined; only their owners read what others sent, inside the kernel.
-REDUCTIONS = ("all_reduce", "reduce_scatter")
+ONE_SHOT = "all_reduce_one_shot"  # every rank gets all ranks' tensors, and sums them itself
+REDUCTIONS = ("all_reduce", "reduce_scatter", ONE_SHOT)
 #: Collectives whose tensor is split over ranks along one dimension: an element has one owner.
-SPLIT = ("all_to_all", *REDUCTIONS)
+SPLIT = ("all_to_all", "all_reduce", "reduce_scatter")
 #: Collectives that send every element to a range of ranks.
-UNSPLIT = ("all_gather", "broadcast", "put")
+UNSPLIT = ("all_gather", "broadcast", "put", ONE_SHOT)
 COLLECTIVES = (*SPLIT, *UNSPLIT)
 
 #: The transport of peers whose slices a thread of the host sends (on a CPU).

@@ -24,7 +24,7 @@ def run(kernel: Kernel) -> None:
         if plan in with_tiles:
             kernel.call(protocol.check_grid, table, ticket, block_shape(specs[plan]))
 
-    sends = kernel.calls(protocol.store_tile, protocol.store_partial)
+    sends = kernel.calls(protocol.store_tile, protocol.stage_tile, protocol.store_partial)
     reduces = iter(kernel.calls(protocol.reduce_tile))
     for store, send in zip(kernel.markers(dialect.STORE), sends, strict=True):
         spec = spec_of(store)
@@ -39,7 +39,7 @@ def run(kernel: Kernel) -> None:
             kernel.call(shipping.arrive, *tile, _transfer(spec, of_stage=spec.reduces))
         else:
             kernel.call(protocol.arrive, *tile)
-        if spec.reduces:
+        if spec.reduces and spec.splits:
             kernel.call(protocol.wait_partials, *tile)
             if spec.calls_nvshmem:
                 kernel.call(shipping.receive_partials, *tile)
@@ -51,22 +51,21 @@ def run(kernel: Kernel) -> None:
     for plan, op in tickets.items():
         table = tensor(op.get_operand(0))
         last = kernel.call(protocol.leave, table)
-        arrivals = {"all_reduce": "reduced", "reduce_scatter": "none"}.get(collectives.get(plan, ""), "stored")
+        arrivals = {"all_reduce": "reduced", "reduce_scatter": "none", dialect.ONE_SHOT: "none"}.get(
+            collectives.get(plan, ""), "stored"
+        )
         if plan in reductions:
             spec = reductions[plan]
             if spec.calls_nvshmem:
                 kernel.call(shipping.receive_shared, table, last)
-            kernel.call(
-                protocol.reduce_shared,
-                table,
-                last,
-                block_shape(spec),
-                tl.constexpr(spec.split_dim),
-                tl.constexpr(spec.alignment),
-                *(tl.constexpr(tl.dtype(name)) for name in (spec.wire_dtype, spec.acc_dtype, spec.dtype)),
-                tl.constexpr(spec.collective == "all_reduce"),
-                *_arrive_reduced(spec),
-            )
+            types = [tl.constexpr(tl.dtype(name)) for name in (spec.wire_dtype, spec.acc_dtype, spec.dtype)]
+            alignment = tl.constexpr(spec.alignment)
+            if spec.collective == dialect.ONE_SHOT:
+                kernel.call(protocol.reduce_all, table, last, block_shape(spec), alignment, *types)
+            else:
+                to_all = tl.constexpr(spec.collective == "all_reduce")
+                part = (block_shape(spec), tl.constexpr(spec.split_dim), alignment)
+                kernel.call(protocol.reduce_shared, table, last, *part, *types, to_all, *_arrive_reduced(spec))
         kernel.call(protocol.finish, table, last, tl.constexpr(arrivals))
         if arrivals != "none" and plan in specs and specs[plan].calls_nvshmem:
             words = ("REDUCED_HERE", "EXPECTED_REDUCED") if arrivals == "reduced" else ("ARRIVED_HERE", "EXPECTED")

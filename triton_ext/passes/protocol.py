@@ -344,6 +344,19 @@ def store_partial(table, coords, value, mask, BLOCK, SPLIT_DIM: tl.constexpr, AL
 
 
 @triton.jit
+def stage_tile(table, coords, value, mask, BLOCK, SPLIT_DIM: tl.constexpr, ALIGNMENT: tl.constexpr):
+    """Store a tile in the area for this rank at every rank, this one too: all reduce it. Masked elements are zero."""
+    begin, end = _destinations(table, coords, BLOCK, SPLIT_DIM)
+    indices = _indices(coords, BLOCK)
+    inside = _inside(table, indices, _is_live(table), ALIGNMENT)
+    value = tl.where(mask, value, tl.zeros(BLOCK, value.dtype))
+    for n in range(0, end - begin):
+        peer = _nth(table, n, begin, end)
+        pointers = _pointers(table, peer, indices, abi.STAGE, abi.STAGE_STRIDE, value.dtype, ALIGNMENT)
+        tl.store(pointers, value, mask=inside)
+
+
+@triton.jit
 def _wait_partials(table):
     """All that the other ranks computed for this rank in this run has arrived: so they have begun it, too."""
     rank = tl.load(table + abi.RANK).to(tl.int32)
@@ -422,6 +435,39 @@ def leave(table):
 
 
 @triton.jit
+def _sum_staged(table, indices, mask, BLOCK, ALIGNMENT: tl.constexpr, WIRE: tl.constexpr, ACC: tl.constexpr):
+    """The sum of what all ranks have left in the staging area here, in the order of ranks."""
+    total = tl.zeros(BLOCK, ACC)
+    for peer in range(0, tl.load(table + abi.WORLD).to(tl.int32)):
+        pointers = _pointers(table, peer, indices, abi.STAGE_HERE, abi.STAGE_HERE_STRIDE, WIRE, ALIGNMENT)
+        total += tl.load(pointers, mask=mask).to(ACC)
+    return total
+
+
+@triton.jit
+def reduce_all(table, last, BLOCK, ALIGNMENT: tl.constexpr, WIRE: tl.constexpr, ACC: tl.constexpr,
+               DTYPE: tl.constexpr):  # fmt: skip
+    """The last program of a run sums the whole tensor, when all ranks' values are here (all_reduce in one shot)."""
+    if last:
+        tiles = tl.full([], 1, tl.int32)
+        for dim in tl.static_range(len(BLOCK)):
+            tiles *= tl.cdiv(tl.load(table + abi.SHAPE + dim), BLOCK[dim]).to(tl.int32)
+        _wait_partials(table)
+        for tile in range(0, tiles):
+            coords = ()
+            below = tiles
+            rest = tile
+            for dim in tl.static_range(len(BLOCK)):
+                below = below // tl.cdiv(tl.load(table + abi.SHAPE + dim), BLOCK[dim]).to(tl.int32)
+                coords = coords + (rest // below * BLOCK[dim],)
+                rest = rest % below
+            indices = _indices(coords, BLOCK)
+            inside = _inside(table, indices, _is_live(table), ALIGNMENT)
+            total = _sum_staged(table, indices, inside, BLOCK, ALIGNMENT, WIRE, ACC)
+            _store_sum(table, indices, inside, total.to(DTYPE), BLOCK, ALIGNMENT, False)
+
+
+@triton.jit
 def reduce_shared(table, last, BLOCK, SPLIT_DIM: tl.constexpr, ALIGNMENT: tl.constexpr, WIRE: tl.constexpr,
                   ACC: tl.constexpr, DTYPE: tl.constexpr, TO_ALL: tl.constexpr, ARRIVE: tl.constexpr,
                   TRANSFER: tl.constexpr):  # fmt: skip
@@ -460,12 +506,7 @@ def reduce_shared(table, last, BLOCK, SPLIT_DIM: tl.constexpr, ALIGNMENT: tl.con
                     indices = _indices(coords, BLOCK)
                     inside = _inside(table, indices, _is_live(table), ALIGNMENT)
                     own = _owned(table, indices, inside, tl.load(table + abi.RANK), SPLIT_DIM, ALIGNMENT)
-                    total = tl.zeros(BLOCK, ACC)
-                    for peer in range(0, tl.load(table + abi.WORLD).to(tl.int32)):
-                        pointers = _pointers(
-                            table, peer, indices, abi.STAGE_HERE, abi.STAGE_HERE_STRIDE, WIRE, ALIGNMENT
-                        )
-                        total += tl.load(pointers, mask=own).to(ACC)
+                    total = _sum_staged(table, indices, own, BLOCK, ALIGNMENT, WIRE, ACC)
                     _store_sum(table, indices, own, total.to(DTYPE), BLOCK, ALIGNMENT, TO_ALL)
                     if TO_ALL:
                         ARRIVE(table, coords, BLOCK, SPLIT_DIM, TRANSFER)

@@ -607,25 +607,31 @@ def all_reduce(
     *,
     acc_dtype: torch.dtype | None = None,
     wire_dtype: torch.dtype | None = None,
+    shots: int = 2,
     group: GroupLike = None,
     device: DeviceLike = None,
 ) -> Plan:
     """The sum of all ranks' tensors of `shape`, on every rank; bitwise the same on all, and in every run.
 
+    shots: 2 (owners sum their parts, and send the sums to all) moves the fewest bytes; 1 (all send all to all, and sum
+    it in one program at the end) waits for peers once: for small tensors.
+
     Partial values travel as wire_dtype (default: dtype) and are summed in rank order in acc_dtype (default: float32,
     or dtype where that is wider or an integer). Collective; raises PlanError on every rank if the ranks disagree.
     """
+    if shots not in (1, 2):
+        raise PlanError(f"shots={shots}: an all_reduce takes 1 or 2")
     ranks = groups.resolve(group)
     split = max(range(len(shape)), key=lambda dim: shape[dim], default=0)
     return _make(
         ranks,
-        "all_reduce",
+        "all_reduce" if shots == 2 else dialect.ONE_SHOT,
         dtype,
         device,
         {},
         shape,
         None,
-        lambda shapes, _: layout.all_reduce(shapes, split),
+        lambda shapes, _: layout.all_reduce(shapes, split) if shots == 2 else layout.all_reduce_one_shot(shapes),
         split,
         wire_dtype,
         acc_dtype,

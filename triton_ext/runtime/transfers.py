@@ -109,14 +109,16 @@ def outgoing(
     nothing = ((0,) * len(shape), (0,) * len(shape))
     if spec.collective == "all_reduce":
         result = part(rank)  # which this rank has reduced
-    elif spec.collective == "reduce_scatter":
+    elif spec.reduces:
         result = nothing
     elif spec.splits:
         result = part(peer)
     else:
         first, end = where.destinations[rank]
         result = ((0,) * len(shape), shape) if first <= peer < end else nothing
-    stage = part(peer) if spec.reduces else nothing
+    stage = nothing
+    if spec.reduces:
+        stage = part(peer) if spec.splits else ((0,) * len(shape), shape)
     slicing = (spec.slice_dim, spec.transport == dialect.PROXY)
     stage_strides = route.stage_strides or route.strides
     return {
