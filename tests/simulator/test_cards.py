@@ -10,7 +10,7 @@ from triton_ext.runtime import transfers
 from triton_ext.simulator.simulate import residents
 from triton_ext.simulator.translate import translate
 
-COLLECTIVES = ["all_to_all", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "put"]
+COLLECTIVES = ["all_to_all", "all_reduce", "all_reduce_one_shot", "reduce_scatter", "all_gather", "broadcast", "put"]
 HOSTS = [0, 0, 1]
 RUNS = 3  # so that every outbox is written again, and again
 
