@@ -39,8 +39,8 @@ def on_all_ranks(function):
 class Collective:
     """A call that all ranks make together, with the same arguments: how stand-ins notice ranks that do not."""
 
-    def __init__(self):
-        self.barrier = threading.Barrier(WORLD, timeout=20)
+    def __init__(self, world=WORLD):
+        self.barrier = threading.Barrier(world, timeout=20)
         self.calls = {}
 
     def __call__(self, rank, *arguments):
@@ -103,7 +103,8 @@ class Pe:
         self.used = 0
 
     def init(self, device, uid, rank, nranks, initializer_method):
-        assert (uid, nranks, initializer_method, device.is_current) == ("uid of 0", WORLD, "uid", True)
+        assert (uid, initializer_method, device.is_current) == ("uid of 0", "uid", True)
+        assert nranks == self.collective.barrier.parties
         self.rank = rank
         self.together("init")
 
@@ -127,9 +128,9 @@ class Pe:
 
 
 @pytest.fixture
-def pes(monkeypatch):
+def pes(monkeypatch, request):
     """Stand-ins for the modules nvshmem and cuda.core; PE 2 is on another host. Returns the PEs, by thread."""
-    pes, collective = {}, Collective()
+    pes, collective = {}, Collective(getattr(request, "param", WORLD))
 
     class Gpu:
         def __init__(self, index):
@@ -218,6 +219,21 @@ def test_nvshmem_memory_is_given_back_when_all_have_released_it(pes):
         assert freed == [64, 0, 128, 192]
         assert [call[0] for call in calls[4:6]] == ["free", "tensor"], "before the next allocation"
         assert calls[-1] == ("finalize",)
+
+
+@pytest.mark.parametrize("pes", [1], indirect=True)
+def test_virtual_ranks_share_the_heap_of_their_process(pes):
+    first, second = (
+        nvshmem.Segment(nvshmem.heap(nvshmem.Alone(), torch.device("cuda", 0)), nbytes) for nbytes in (64, 32)
+    )
+    [pe] = pes.values()
+    assert [each.local.data_ptr() - pe.heap.data_ptr() for each in (first, second)] == [0, 64]
+    del first
+    third = nvshmem.Segment(nvshmem.heap(nvshmem.Alone(), torch.device("cuda", 0)), 16)
+    nvshmem.close()
+    nvshmem.close()  # the second time, there is nothing to leave
+    assert [call[0] for call in pe.calls] == ["init", *["tensor"] * 2, "free", "tensor", *["free"] * 2, "finalize"]
+    del second, third
 
 
 def test_kernels_that_call_nvshmem_get_its_state_when_they_are_loaded(pes, tmp_path):
