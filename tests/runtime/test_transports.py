@@ -95,6 +95,12 @@ def test_p2p_fails_on_all_ranks_if_one_has_no_memory(symmetric_memory):
     assert list(symmetric_memory.calls.values()) == [["empty"]] * WORLD, "nobody waits for a rank without memory"
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_p2p_without_a_gpu_says_so():
+    for error in on_all_ranks(lambda group: p2p.Segments(group, 4096, torch.device("cuda"))):
+        assert isinstance(error, PlanError) and "cannot allocate 4096 bytes on cuda" in str(error)
+
+
 class Pe:
     """One processing element of a stand-in for NVSHMEM: a heap, and what was called."""
 
