@@ -101,10 +101,6 @@ def worker() -> None:
             times = ", ".join(f"{record['variant']} {record['median_ms']:.3g}" for record in found)
             shape = " ".join(f"{name}={size}" for name, size in case.shape.items())
             print(f"{number}/{len(makes)} {case.operator} {shape}: {times} ms", flush=True)
-    if link:
-        import shipping
-
-        records.append(shipping.measure(settings["runs"], link))
     if rank == 0:
         Path(settings["records"]).write_text(json.dumps(records))
     tx.shutdown()

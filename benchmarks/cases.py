@@ -152,7 +152,7 @@ SHORT: list[Make] = [
 
 #: Between hosts.
 NET: list[Make] = [
-    *[lambda mpi, k=k: gemm_case(1024, 1024, k, mpi) for k in (512, 1024, 2048)],
+    *[lambda mpi, k=k: gemm_case(1024, 1024, k, mpi) for k in (512, 1024, 2048, 8192)],
     lambda mpi: embedding_case(64, 2048, 64, 32, mpi),
     *[lambda mpi, b=b: gemv_case(b, 8192, 8192, mpi) for b in (1, 2, 4, 8, 16)],
 ]

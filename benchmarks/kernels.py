@@ -3,7 +3,6 @@
 import triton
 import triton.language as tl
 
-import triton_ext.language as txl
 from triton_ext.ops.embedding import pooled_tile
 from triton_ext.ops.gemm import product_tile
 from triton_ext.ops.gemv import linear_tile
@@ -49,15 +48,3 @@ def embedding_kernel(weight, table_starts, indices, offsets, pooled, B, T, D, n_
     columns = tile_d * BD + tl.arange(0, BD)
     place = pooled + (samples[:, None].to(tl.int64) * T + table) * D + columns[None, :]
     tl.store(place, acc, mask=(samples < B)[:, None] & (columns < D)[None, :])
-
-
-@triton.jit
-def copy_kernel(x, c, M, N, BM: tl.constexpr, BN: tl.constexpr):
-    """Sends a row-major matrix."""
-    out = txl.epilogue(c, block_shape=[BM, BN])
-    row, column = out.program_tile()
-    rows = row * BM + tl.arange(0, BM)
-    columns = column * BN + tl.arange(0, BN)
-    inside = (rows < M)[:, None] & (columns < N)[None, :]
-    value = tl.load(x + rows[:, None].to(tl.int64) * N + columns[None, :], mask=inside, other=0.0)
-    out.store([row * BM, column * BN], value)

@@ -77,13 +77,10 @@ def measure(case: Case, runs: int, link: Link | None = None) -> list[dict[str, A
         times["wire"] = [case.sent_bytes / link.bytes_per_s] * runs
     leaving = times["wire"] if link else times.pop("copy")
     times["limit"] = [max(pair) for pair in zip(times["compute_only"], leaving, strict=True)]
-    return [record(case, name, seconds, errors.get(name), link) for name, seconds in times.items()]
+    return [_record(case, name, seconds, errors.get(name), link) for name, seconds in times.items()]
 
 
-def record(
-    case: Case, variant: str, seconds: list[float], error: float | None, link: Link | None = None
-) -> dict[str, Any]:
-    """Of one variant, as results/*.json have it."""
+def _record(case: Case, variant: str, seconds: list[float], error: float | None, link: Link | None) -> dict[str, Any]:
     tenths = statistics.quantiles(seconds, n=10, method="inclusive")
     return {
         "operator": case.operator,

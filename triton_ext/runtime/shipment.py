@@ -8,8 +8,10 @@ docs/protocol.md). Where they arrive, the words change that the stores of a mapp
 from __future__ import annotations
 
 import collections
+import fcntl
 import socket
 import struct
+import termios
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -159,6 +161,12 @@ class Connection:
                 self.waiting.popleft()
                 sent()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether all that was to be sent has reached the peer's host: a process that ends may take the rest along."""
+        unacknowledged = fcntl.ioctl(self.socket, termios.TIOCOUTQ, bytes(4))
+        return not self.waiting and not any(unacknowledged)
+
 
 class Shipment:
     """A plan's traffic with other hosts, moved by the proxy's thread alone.
@@ -285,9 +293,9 @@ class Shipment:
 
     @property
     def is_sent(self) -> bool:
-        """Whether everything that programs have stored for peers that are still there has left."""
+        """Whether everything that programs have stored for peers that are still there has reached their hosts."""
         return not any(
-            self.connections[peer].waiting or any(transfer.has_more for _, transfer in transfers)
+            not self.connections[peer].is_empty or any(transfer.has_more for _, transfer in transfers)
             for peer, transfers in self._outgoing.items()
             if peer in self.connections
         )
