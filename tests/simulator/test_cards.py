@@ -37,7 +37,7 @@ def test_nothing_is_found(simulations, collective):
 @pytest.mark.slow
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_nothing_is_found_with_many_seeds(simulations, collective):
-    for seed in range(60):
+    for seed in range(30):
         finding, _ = simulations(collective).run(seed, RUNS, residents(seed))
         assert finding is None, str(finding)
 
