@@ -254,8 +254,8 @@ class _State:
                     _signals(segment, self.layout.world)[self.group.rank, _SIGNALS.index("LEFT")] = 1
         if self.shipment is not None:
             in_order = not self.word(abi.STATUS)
-            sent = proxy.proxy().remove(self.shipment, groups.timeout_s() if in_order else 0)
-            if in_order and not sent:
+            proxy.proxy().retire(self.shipment, groups.timeout_s() if in_order else 0)
+            if not proxy.proxy().finish(self.shipment) and in_order:
                 warnings.warn(
                     f"rank {self.group.rank} of {self.layout.world}: a plan of {self.collective} ended before peers on "
                     f"other hosts took what it had for them, within {groups.timeout_s():g} s",
@@ -291,7 +291,7 @@ def _after_launch(_metadata: Any) -> None:
 def _leave_all() -> None:
     for state in list(_live):
         state.leave()
-    proxy.wait_until_closed()
+    proxy.finish(wait_until_closed=True)
 
 
 def free_all(owner: ThreadRanks | None) -> None:
@@ -506,6 +506,8 @@ def _build(
         outbox_offset,
     )
     _live.add(plan._state)
+    if shipment:
+        weakref.finalize(plan._state, _drop, shipment).atexit = False
     watch.add(plan._state)
     if device.type == "cpu" and _after_launch not in knobs.runtime.launch_exit_hook.calls:
         knobs.runtime.launch_exit_hook.add(_after_launch)
@@ -560,6 +562,11 @@ def _ship(
     )
     proxy.proxy().add(shipment)
     return shipment
+
+
+def _drop(shipment: Shipment) -> None:
+    """A plan is no longer referred to: nobody waits, but what it has for other hosts goes there."""
+    proxy.proxy().retire(shipment, groups.timeout_s())
 
 
 def _device(group: Group, device: torch.device | str | None) -> torch.device:

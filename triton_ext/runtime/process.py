@@ -6,7 +6,7 @@ import os
 
 import torch.distributed as dist
 
-from . import plans
+from . import plans, proxy
 from .transports import nvshmem
 
 _owns_group = False
@@ -35,6 +35,7 @@ def shutdown() -> None:
     """
     global _owns_group
     plans.free_all(None)
+    proxy.finish()
     nvshmem.close()
     if _owns_group and dist.is_initialized():
         dist.destroy_process_group()

@@ -21,7 +21,7 @@ _CLOSING_S = 1.0  # for a peer to end its side, too
 
 
 class Proxy:
-    """Moves shipments. `add`, `remove` and `wake` may be called by any thread."""
+    """Moves shipments. All but `_…` may be called by any thread."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -30,6 +30,7 @@ class Proxy:
         native_code().wake_by_bell(self._bell)
         self._lock = threading.Lock()  # of what follows
         self._shipments: list[Shipment] = []
+        self._retiring: dict[Shipment, float] = {}  # and until when
         self._closing: dict[Shipment, float] = {}
         self._launch_s = 0.0
         self._thread = threading.Thread(target=self._run, name="triton_ext proxy", daemon=True)
@@ -50,25 +51,21 @@ class Proxy:
             for connection in shipment.connections.values():
                 self._epoll.register(connection.socket, select.EPOLLIN)
 
-    def remove(self, shipment: Shipment, timeout_s: float) -> bool:
-        """Send what is left of a shipment, and end it. False if not all has left in time."""
-        deadline = time.monotonic() + timeout_s
-        sent = False
-        while not sent and time.monotonic() < deadline:
-            with self._lock:
-                sent = shipment.is_sent
-            if not sent:
-                self.wake()
-                time.sleep(_BUSY_S)
+    def retire(self, shipment: Shipment, timeout_s: float) -> None:
+        """Send what is left of a shipment, if that can be done in time, and end it."""
         with self._lock:
             if shipment in self._shipments and shipment not in self._closing:
-                shipment.leave()
-                self._closing[shipment] = time.monotonic() + _CLOSING_S
+                self._retiring.setdefault(shipment, time.monotonic() + timeout_s)
         self.wake()
-        return sent
+
+    def finish(self, shipment: Shipment | None = None) -> bool:
+        """Wait until all that retires, or one shipment, has been sent. False if a shipment's time was up before."""
+        while shipment in self._retiring if shipment else self._retiring:
+            time.sleep(_BUSY_S)
+        return shipment is None or shipment.is_sent
 
     def wait_until_closed(self) -> None:
-        """Until no shipment is closing: for the end of a process."""
+        """For the end of a process: until peers have ended their side, too."""
         deadline = time.monotonic() + 2 * _CLOSING_S
         while self._closing and time.monotonic() < deadline:
             time.sleep(_BUSY_S)
@@ -79,6 +76,7 @@ class Proxy:
                 for shipment in self._shipments:
                     if shipment not in self._closing:
                         shipment.pump()
+                self._end_sent()
                 pause_s = self._pause_s()
             if pause_s == _LOOK_S:
                 time.sleep(_LOOK_S)
@@ -90,9 +88,16 @@ class Proxy:
             with self._lock:
                 self._receive(ready)
 
+    def _end_sent(self) -> None:
+        now = time.monotonic()
+        for shipment in [each for each, until in self._retiring.items() if each.is_sent or until < now]:
+            del self._retiring[shipment]
+            self._closing[shipment] = now + _CLOSING_S
+            shipment.leave()
+
     def _pause_s(self) -> float | None:
         """How long the thread may wait for a socket; None: until something happens."""
-        if any(shipment.is_blocked for shipment in self._shipments):
+        if self._retiring or any(shipment.is_blocked for shipment in self._shipments):
             return _BUSY_S
         if time.monotonic() - self._launch_s < _STARTING_S and any(each.awaits_run for each in self._shipments):
             return _LOOK_S
@@ -123,9 +128,12 @@ def proxy() -> Proxy:
         return _proxy
 
 
-def wait_until_closed() -> None:
+def finish(wait_until_closed: bool = False) -> None:
+    """Wait until this process has sent what it has for other hosts."""
     if _proxy is not None:
-        _proxy.wait_until_closed()
+        _proxy.finish()
+        if wait_until_closed:
+            _proxy.wait_until_closed()
 
 
 def _forget() -> None:

@@ -164,6 +164,8 @@ class Connection:
     @property
     def is_empty(self) -> bool:
         """Whether all that was to be sent has reached the peer's host: a process that ends may take the rest along."""
+        if self.socket.fileno() < 0:  # closed meanwhile
+            return True
         unacknowledged = fcntl.ioctl(self.socket, termios.TIOCOUTQ, bytes(4))
         return not self.waiting and not any(unacknowledged)
 
@@ -296,7 +298,7 @@ class Shipment:
         """Whether everything that programs have stored for peers that are still there has reached their hosts."""
         return not any(
             not self.connections[peer].is_empty or any(transfer.has_more for _, transfer in transfers)
-            for peer, transfers in self._outgoing.items()
+            for peer, transfers in list(self._outgoing.items())
             if peer in self.connections
         )
 
