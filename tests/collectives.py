@@ -111,7 +111,7 @@ def assert_close(result, expected):
     )
 
 
-def simulation(collective, world=3, shape=(20, 24), block=(16, 16), dtype=torch.float32, **options):
+def simulation(collective, world=3, shape=(20, 24), block=(16, 16), dtype=torch.float32, hosts=None, **options):
     """copy_out with a plan of the collective, for the simulator."""
     tensors = inputs(world, shape, dtype)
     rows, columns = shape
@@ -122,4 +122,4 @@ def simulation(collective, world=3, shape=(20, 24), block=(16, 16), dtype=torch.
         sizes = {"M": rows, "N": columns, "stride": columns, "BM": block[0], "BN": block[1]}
         return {"x": tensors[rank], "c": plan, **sizes, "grid": plan.grid(*block)}
 
-    return Simulation(copy_out, world, args, lambda rank: reference(collective, tensors, rank, **root))
+    return Simulation(copy_out, world, args, lambda rank: reference(collective, tensors, rank, **root), hosts)

@@ -27,7 +27,7 @@ def on_all_ranks(function):
         except Exception as error:
             results[group.rank] = error
 
-    threads = [threading.Thread(target=play, args=(group,)) for group in ThreadRanks.world(WORLD, CPU)]
+    threads = [threading.Thread(target=play, args=(group,)) for group in ThreadRanks.world([0] * WORLD, CPU)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -39,8 +39,8 @@ def on_all_ranks(function):
 class Collective:
     """A call that all ranks make together, with the same arguments: how stand-ins notice ranks that do not."""
 
-    def __init__(self):
-        self.barrier = threading.Barrier(WORLD, timeout=20)
+    def __init__(self, world=WORLD):
+        self.barrier = threading.Barrier(world, timeout=20)
         self.calls = {}
 
     def __call__(self, rank, *arguments):
@@ -95,6 +95,12 @@ def test_p2p_fails_on_all_ranks_if_one_has_no_memory(symmetric_memory):
     assert list(symmetric_memory.calls.values()) == [["empty"]] * WORLD, "nobody waits for a rank without memory"
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_p2p_without_a_gpu_says_so():
+    for error in on_all_ranks(lambda group: p2p.Segments(group, 4096, torch.device("cuda"))):
+        assert isinstance(error, PlanError) and "cannot allocate 4096 bytes on cuda" in str(error)
+
+
 class Pe:
     """One processing element of a stand-in for NVSHMEM: a heap, and what was called."""
 
@@ -103,7 +109,8 @@ class Pe:
         self.used = 0
 
     def init(self, device, uid, rank, nranks, initializer_method):
-        assert (uid, nranks, initializer_method, device.is_current) == ("uid of 0", WORLD, "uid", True)
+        assert (uid, initializer_method, device.is_current) == ("uid of 0", "uid", True)
+        assert nranks == self.collective.barrier.parties
         self.rank = rank
         self.together("init")
 
@@ -127,9 +134,9 @@ class Pe:
 
 
 @pytest.fixture
-def pes(monkeypatch):
+def pes(monkeypatch, request):
     """Stand-ins for the modules nvshmem and cuda.core; PE 2 is on another host. Returns the PEs, by thread."""
-    pes, collective = {}, Collective()
+    pes, collective = {}, Collective(getattr(request, "param", WORLD))
 
     class Gpu:
         def __init__(self, index):
@@ -220,13 +227,31 @@ def test_nvshmem_memory_is_given_back_when_all_have_released_it(pes):
         assert calls[-1] == ("finalize",)
 
 
+@pytest.mark.parametrize("pes", [1], indirect=True)
+def test_virtual_ranks_share_the_heap_of_their_process(pes):
+    first, second = (
+        nvshmem.Segment(nvshmem.heap(nvshmem.Alone(), torch.device("cuda", 0)), nbytes) for nbytes in (64, 32)
+    )
+    [pe] = pes.values()
+    assert [each.local.data_ptr() - pe.heap.data_ptr() for each in (first, second)] == [0, 64]
+    del first
+    third = nvshmem.Segment(nvshmem.heap(nvshmem.Alone(), torch.device("cuda", 0)), 16)
+    nvshmem.close()
+    nvshmem.close()  # the second time, there is nothing to leave
+    assert [call[0] for call in pe.calls] == ["init", *["tensor"] * 2, "free", "tensor", *["free"] * 2, "finalize"]
+    del second, third
+
+
 def test_kernels_that_call_nvshmem_get_its_state_when_they_are_loaded(pes, tmp_path):
     def run(group):
         nvshmem.Heap(group, torch.device("cuda", 0))
 
     on_all_ranks(run)
     [hook] = nvshmem.knobs.runtime.kernel_load_end_hook.calls
-    for name, metadata in {"plain": "{}", "sends": '{"nvshmem": true}'}.items():
+    for name, metadata in {
+        "plain": '{"extern_libs": [["libdevice", "a.bc"]]}',
+        "sends": '{"extern_libs": [["libdevice", "a.bc"], ["nvshmem", "b.bc"]]}',
+    }.items():
         (tmp_path / f"{name}.json").write_text(metadata)
         hook(41, None, name, {f"{name}.json": str(tmp_path / f"{name}.json"), f"{name}.cubin": "-"}, "hash")
     assert pes[threading.get_ident()].calls == [("module", 41)]

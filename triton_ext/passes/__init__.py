@@ -75,10 +75,18 @@ def install() -> None:
 
             def ttir(module: ir.module, metadata: dict[str, Any]) -> ir.module:
                 if lower(module, backend, options):
-                    nvshmem.link(options, metadata, capability)
+                    nvshmem.mark(metadata, capability)
                 return first(module, metadata)
 
             stages["ttir"] = ttir
+        if capability is not None and "llir" in stages:
+            to_llvm = stages["llir"]
+
+            def llir(module: ir.module, metadata: dict[str, Any]) -> str:
+                nvshmem.link(options, metadata, capability)
+                return to_llvm(module, metadata)
+
+            stages["llir"] = llir
         return None
 
     hook.lowers_epilogues = True  # type: ignore[attr-defined]

@@ -69,7 +69,7 @@ def run(kernel: Kernel) -> None:
         kernel.call(protocol.finish, table, last, tl.constexpr(arrivals))
         if arrivals != "none" and plan in specs and specs[plan].calls_nvshmem:
             words = ("REDUCED_HERE", "EXPECTED_REDUCED") if arrivals == "reduced" else ("ARRIVED_HERE", "EXPECTED")
-            kernel.call(shipping.receive, table, last, *(tl.constexpr(getattr(abi, name)) for name in words))
+            kernel.call(shipping.receive_last, table, last, *(tl.constexpr(getattr(abi, name)) for name in words))
 
 
 def _transfer(spec: dialect.Spec, of_stage: bool) -> tl.constexpr:

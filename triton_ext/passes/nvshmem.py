@@ -16,7 +16,9 @@ import triton.language as tl
 
 from ..errors import CompileError
 
-METADATA = "nvshmem"  # set in the metadata of a compiled kernel that calls NVSHMEM
+LIBRARY = "nvshmem"  # the name of the device library among the extern_libs of a kernel that calls it
+
+_IS_CALLED = "calls_nvshmem"  # in the metadata of such a kernel while it is compiled
 
 # Of NVSHMEM's headers
 SIGNAL_ADD = tl.constexpr(10)
@@ -89,13 +91,17 @@ def transport() -> str:
     return "nvshmem"
 
 
-def link(options: Any, about: dict[str, Any], capability: int | None) -> None:
-    """Have the kernel under compilation linked with NVSHMEM's device functions. Raises CompileError without them.
-
-    about: the metadata of the compiled kernel.
-    """
+def mark(about: dict[str, Any], capability: int | None) -> None:
+    """Note in the metadata of a kernel that it calls NVSHMEM. Raises CompileError if it is not compiled for CUDA."""
     if capability is None:
         raise CompileError("a plan that uses NVSHMEM is for CUDA; this kernel is compiled for another target")
+    about[_IS_CALLED] = True
+
+
+def link(options: Any, about: dict[str, Any], capability: int) -> None:
+    """Have a kernel that was marked linked with NVSHMEM's device functions. Raises CompileError without them."""
+    if not about.get(_IS_CALLED):
+        return
     path = library(capability)
     if path is None:
         raise CompileError(
@@ -103,5 +109,5 @@ def link(options: Any, about: dict[str, Any], capability: int | None) -> None:
             "(or -cu13)"
         )
     # The options of this one compilation. Their hash was taken: the library's version is in the plan's Spec instead.
-    object.__setattr__(options, "extern_libs", (*options.extern_libs, (METADATA, str(path))))
-    about[METADATA] = True
+    object.__setattr__(options, "extern_libs", (*options.extern_libs, (LIBRARY, str(path))))
+    about["extern_libs"] = options.extern_libs

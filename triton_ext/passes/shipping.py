@@ -151,21 +151,20 @@ def arrive(table, coords, BLOCK, SPLIT_DIM: tl.constexpr, TRANSFER: tl.constexpr
 
 
 @triton.jit
-def receive(table, needed, HERE: tl.constexpr, EXPECTED: tl.constexpr):
-    """After waits for counters of peers: NVSHMEM makes sure that what they count is in memory."""
-    if needed:
-        live = _is_live(table)
-        run = tl.load(table + abi.EPOCH) + 1
-        for peer in range(0, tl.load(table + abi.WORLD).to(tl.int32)):
-            if live & (_transfer_word(table, peer, abi.PE) >= 0):
-                nvshmem.receive(_peer_word(table, peer, HERE), run * _peer_word(table, peer, EXPECTED))
-        tl.debug_barrier()
+def _receive(table, run, HERE: tl.constexpr, EXPECTED: tl.constexpr):
+    """After waits for counters of peers, for a run: NVSHMEM makes sure that what they count is in memory."""
+    live = _is_live(table)
+    for peer in range(0, tl.load(table + abi.WORLD).to(tl.int32)):
+        if live & (_transfer_word(table, peer, abi.PE) >= 0):
+            nvshmem.receive(_peer_word(table, peer, HERE), run * _peer_word(table, peer, EXPECTED))
+    tl.debug_barrier()
 
 
 @triton.jit
 def receive_partials(table, coords, BLOCK, SPLIT_DIM: tl.constexpr):
     """Behind protocol.wait_partials."""
-    receive(table, _is_own(table, coords, BLOCK, SPLIT_DIM), abi.ARRIVED_HERE, abi.EXPECTED)
+    if _is_own(table, coords, BLOCK, SPLIT_DIM):
+        _receive(table, tl.load(table + abi.EPOCH) + 1, abi.ARRIVED_HERE, abi.EXPECTED)
 
 
 @triton.jit
@@ -173,7 +172,14 @@ def receive_shared(table, last):
     """Before protocol.reduce_shared, which waits for the same values."""
     if last:
         _wait_partials(table)
-    receive(table, last, abi.ARRIVED_HERE, abi.EXPECTED)
+        _receive(table, tl.load(table + abi.EPOCH) + 1, abi.ARRIVED_HERE, abi.EXPECTED)
+
+
+@triton.jit
+def receive_last(table, last, HERE: tl.constexpr, EXPECTED: tl.constexpr):
+    """Behind protocol.finish, which has ended the run."""
+    if last:
+        _receive(table, tl.load(table + abi.EPOCH), HERE, EXPECTED)
 
 
 @triton.jit

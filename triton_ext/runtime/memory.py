@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -12,6 +13,20 @@ from ..backends.cpu import ranges
 from ..errors import PlanError
 from .groups import Group, ThreadRanks
 from .transports import nvshmem, p2p
+
+
+class MemoryRegion(NamedTuple):
+    """A part of one rank's symmetric memory. words, per_run: names of its 8-byte words, and by how much a run grows
+    them, where it consists of words.
+    """
+
+    name: str
+    address: int
+    nbytes: int
+    unit_bytes: int
+    shape: tuple[int, ...] = ()
+    words: dict[int, str] = {}  # noqa: RUF012
+    per_run: dict[int, int] = {}  # noqa: RUF012
 
 
 class SymmetricMemory:
@@ -24,13 +39,21 @@ class SymmetricMemory:
     local: torch.Tensor  #: uint8[nbytes]
     segments: list[torch.Tensor | None]  #: None, as in addresses, for a segment that loads and stores do not reach
     addresses: list[int | None]
+    remote: list[tuple[int, int]]  #: how NVSHMEM names each segment: its processing element, and an address
 
     def __init__(self, group: Group, nbytes: int, device: torch.device) -> None:
         """Collective. Raises PlanError where ranks cannot map each other's memory."""
         if isinstance(group, ThreadRanks):
-            self.local = torch.zeros(nbytes, dtype=torch.uint8, device=device)
-            offers = group.exchange((host_of(group), self.local))
-            self.segments = [segment if host == host_of(group) else None for host, segment in offers]
+            hosts = group.exchange(host_of(group))
+            if len(set(hosts)) > 1 and device.type == "cuda":
+                self._keep = nvshmem.Segment(nvshmem.heap(nvshmem.Alone(), device), nbytes)
+                self.local = self._keep.local
+            else:
+                self.local = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+            offers = group.exchange(self.local)
+            own = hosts[group.rank]
+            self.segments = [segment if host == own else None for host, segment in zip(hosts, offers, strict=True)]
+            self.remote = [(0, segment.data_ptr()) for segment in offers]
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
         elif device.type == "cpu":
@@ -39,7 +62,9 @@ class SymmetricMemory:
             one_host = len(set(group.exchange(host_of(group)))) == 1
             mapped = (p2p if one_host else nvshmem).Segments(group, nbytes, device)
             self.local, self.segments, self.addresses = mapped.local, [], mapped.addresses
-            self._mapped = mapped  # which lasts as long as this memory
+            self._keep = mapped  # as long as this memory
+            # A peer's object has the address, as NVSHMEM names it, that this rank's own object has.
+            self.remote = [(rank, self.local.data_ptr()) for rank in range(group.size)]
             return
         else:
             raise PlanError(f"there is no symmetric memory on {device} across processes; use cpu or cuda")

@@ -23,7 +23,7 @@ from ..errors import CollectiveTimeout, PeerLost, PlanError
 from ..passes import abi, dialect, nvshmem
 from . import groups, layout, proxy, trace, transfers
 from .groups import Group, ThreadRanks
-from .memory import SymmetricMemory, host_of
+from .memory import MemoryRegion, SymmetricMemory, host_of
 from .shipment import Incoming, Outgoing, Shipment
 from .transports import tcp
 from .watch import Peers, Watch, watch_for
@@ -99,20 +99,6 @@ class Plan(PlanArguments):
         self._state.free()
 
 
-class MemoryRegion(NamedTuple):
-    """A part of one rank's symmetric memory. words, per_run: names of its 8-byte words, and by how much a run grows
-    them, where it consists of words.
-    """
-
-    name: str
-    address: int
-    nbytes: int
-    unit_bytes: int
-    shape: tuple[int, ...] = ()
-    words: dict[int, str] = {}  # noqa: RUF012
-    per_run: dict[int, int] = {}  # noqa: RUF012
-
-
 @dataclass(eq=False)
 class _State:
     """The host's side of a plan."""
@@ -130,6 +116,8 @@ class _State:
     watch: Watch
     shipment: Shipment | None
     split_dim: int = 0
+    outbox: transfers.Outbox | None = None
+    outbox_offset: int = 0
     programs_at_free: int = 0
 
     def __post_init__(self) -> None:
@@ -158,7 +146,7 @@ class _State:
         return self.memory.local[self.result_offset :][:nbytes].view(self.dtype).view(shape)
 
     def regions(self) -> list[MemoryRegion]:
-        """This rank's signals, result and staging area: everything that a peer may write."""
+        """This rank's signals, result and staging area, which peers may write, and its outbox."""
         assert self.memory is not None
         me, base = self.group.rank, self.memory.local.data_ptr()
         words, per_run = {}, {}
@@ -176,6 +164,7 @@ class _State:
             MemoryRegion("signals", base, self.layout.world * len(_SIGNALS) * _LINE, 8, (), words, per_run),
             MemoryRegion("result", base + self.result_offset, prod(shape) * size, size, shape),
             MemoryRegion("staging area", base + self.stage_offset, stage * self.wire_bytes, max(self.wire_bytes, 1)),
+            *(self.outbox.regions(base + self.outbox_offset) if self.outbox else ()),
         ]
 
     def look(self) -> None:
@@ -477,10 +466,10 @@ def _build(
             transfer_row = table[abi.PEERS + world * abi.PEER_WORDS + peer * abi.TRANSFER_WORDS :]
             transfer_row[abi.PE] = -1
             if address is None:
-                # A peer's object has the address, as NVSHMEM names it, that this rank's own object has.
-                signals = {name: signal(mine, me, name) for name in _WAITED_FOR}
-                buffers = {abi.OF_RESULT: mine + result_offset, abi.OF_STAGE: mine + stage_offset}
-                transfer_row[abi.PE], transfer_row[abi.READY_THERE] = peer, signals["READY"]
+                transfer_row[abi.PE], segment = memory.remote[peer]
+                signals = {name: signal(segment, me, name) for name in _WAITED_FOR}
+                buffers = {abi.OF_RESULT: segment + result_offset, abi.OF_STAGE: segment + stage_offset}
+                transfer_row[abi.READY_THERE] = signals["READY"]
                 row[abi.READY] = mine + outbox_offset + peer * 8
                 outbox.fill(row, transfer_row, peer, mine + outbox_offset, buffers, signals)
     table = table.to(device)
@@ -518,6 +507,8 @@ def _build(
         watch,
         shipment,
         spec.split_dim,
+        outbox,
+        outbox_offset,
     )
     _live.add(plan._state)
     if shipment:
@@ -744,11 +735,13 @@ def _lay_out_put(shapes: list[layout.Shape], destinations: list[int | None]) -> 
     return layout.put(shapes, destinations)
 
 
-def signature(collective: str, ndim: int, dtype: str = "fp32", alignment: int = 4) -> tuple[PlanArguments, str]:
+def signature(
+    collective: str, ndim: int, dtype: str = "fp32", alignment: int = 4, transport: str = ""
+) -> tuple[PlanArguments, str]:
     """For compiling ahead of time: the plan's types as Triton writes them, and the value of its constant `spec`.
 
     The signature's entry 1 is a constexpr; give its value under the path (position of the plan, 1).
     """
     acc = "fp32" if dtype in ("fp16", "bf16") else dtype
-    spec = dialect.Spec(collective, ndim, dtype, dtype, acc, 0, alignment)
+    spec = dialect.Spec(collective, ndim, dtype, dtype, acc, 0, alignment, transport=transport)
     return PlanArguments("*i64", "constexpr"), spec.encode()

@@ -9,6 +9,7 @@ import torch
 
 from ..passes import abi, dialect
 from .layout import Layout, Shape, owned, strides_of
+from .memory import MemoryRegion
 
 _ALIGNMENT_BYTES = 256
 # A slice keeps a network card of 400 Gbit/s busy for some 10 us, long against the cost of a request. On TCP, a transfer
@@ -177,6 +178,22 @@ class Outbox:
             }
             for word, value in words.items():
                 transfer_row[kind + word] = value
+
+    def regions(self, address: int) -> list[MemoryRegion]:
+        """Slice counters and elements of each transfer. address: of this outbox."""
+        found = []
+        for (peer, kind), (counters, data) in self.places.items():
+            transfer = self.transfers[peer, kind]
+            what = f"{'partial values' if kind == abi.OF_STAGE else 'values'} for rank {peer}"
+            whole = transfer.slice_elements
+            per_run = {n: min(whole, transfer.elements - n * whole) for n in range(transfer.slices)}
+            words = {n: f"slice {n} of {what}" for n in per_run}
+            found.append(
+                MemoryRegion(f"slices of {what}", address + counters, 8 * transfer.slices, 8, (), words, per_run)
+            )
+            nbytes = transfer.elements * transfer.item_bytes
+            found.append(MemoryRegion(f"outbox with {what}", address + data, nbytes, transfer.item_bytes))
+        return found
 
     @staticmethod
     def of(spec: dialect.Spec, where: Layout, rank: int, peers: list[int], item_bytes: dict[int, int]) -> Outbox:

@@ -7,6 +7,7 @@ with all ranks of the job, from the torch process group: a rank's processing ele
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -44,19 +45,22 @@ class Heap:
         self._live: dict[int, torch.Tensor] = {}
         self._released: set[int] = set()
         self._number = 0
+        self._lock = threading.Lock()
         _initialise_modules()
 
     def allocate(self, nbytes: int) -> tuple[int, torch.Tensor]:
         """A number and uint8[nbytes], zeroed, at the same place of every rank's heap. Collective over all ranks."""
-        self._give_back(set.intersection(*self._group.exchange(self._released)))
-        tensor = self._core.tensor((nbytes,), dtype=torch.uint8)
-        tensor.zero_()
-        if tensor.device.type == "cuda":
-            torch.cuda.synchronize(tensor.device)
-        self._number += 1
-        self._live[self._number] = tensor
-        self._group.exchange(None)  # nobody stores into a segment that is yet to be zeroed
-        return self._number, tensor
+        with self._lock:
+            self._give_back(set.intersection(*self._group.exchange(set(self._released))))
+            tensor = self._core.tensor((nbytes,), dtype=torch.uint8)
+            tensor.zero_()
+            if tensor.device.type == "cuda":
+                torch.cuda.synchronize(tensor.device)
+            self._number += 1
+            number = self._number
+            self._live[number] = tensor
+            self._group.exchange(None)  # nobody stores into a segment that is yet to be zeroed
+        return number, tensor
 
     def address_at(self, tensor: torch.Tensor, rank: int) -> int | None:
         """Where this rank's kernels can load and store the same tensor of another rank; None if they cannot."""
@@ -81,14 +85,16 @@ class Heap:
 
 
 _heap: Heap | None = None
+_heap_lock = threading.Lock()  # for virtual ranks, which share it
 
 
 def heap(world: Group, device: torch.device) -> Heap:
     """The heap of this process. The first call is collective over `world`, all ranks of the job."""
     global _heap
-    if _heap is None:
-        _heap = Heap(world, device)
-    return _heap
+    with _heap_lock:
+        if _heap is None:
+            _heap = Heap(world, device)
+        return _heap
 
 
 def close() -> None:
@@ -99,14 +105,39 @@ def close() -> None:
         _heap = None
 
 
-class Segments:
-    """This rank's segment on the symmetric heap, zeroed, and where each rank's segment is, as seen from here.
+class Alone:
+    """The group of a job with one process: its virtual ranks share one processing element."""
+
+    rank, size, name = 0, 1, "alone"
+
+    def exchange(self, value: Any) -> list[Any]:
+        return [value]
+
+    def global_rank(self, rank: int) -> int:
+        return rank
+
+
+class Segment:
+    """Memory of this rank on the symmetric heap, zeroed, as long as this object. Collective over the heap's ranks."""
+
+    local: torch.Tensor  #: uint8[nbytes]
+
+    def __init__(self, heap: Heap, nbytes: int) -> None:
+        self._heap = heap
+        self._number, self.local = heap.allocate(nbytes)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_number"):
+            self._heap.release(self._number)
+
+
+class Segments(Segment):
+    """This rank's segment on the symmetric heap, and where each rank's segment is, as seen from here.
 
     addresses: of segments that this rank's kernels can store into (own host, NVLink); None for the others, which only
     NVSHMEM's calls reach: they take this rank's own address of an object, and the peer's PE.
     """
 
-    local: torch.Tensor  #: uint8[nbytes]
     addresses: list[int | None]
 
     def __init__(self, group: Group, nbytes: int, device: torch.device) -> None:
@@ -117,16 +148,11 @@ class Segments:
                 f"a plan over ranks {everybody}: on GPUs of several hosts a plan takes all ranks of the job, because "
                 "NVSHMEM allocates on all of them at once; use the default group"
             )
-        self._heap = heap(group, device)
-        self._number, self.local = self._heap.allocate(nbytes)
+        super().__init__(heap(group, device), nbytes)
         self.addresses = [
             self.local.data_ptr() if rank == group.rank else self._heap.address_at(self.local, rank)
             for rank in range(group.size)
         ]
-
-    def __del__(self) -> None:
-        if hasattr(self, "_number"):
-            self._heap.release(self._number)
 
 
 def _initialise_modules() -> None:
@@ -138,7 +164,7 @@ def _initialise_modules() -> None:
 def _initialise_module(module: Any, function: Any, name: str, metadata_group: dict[str, str], hash: str) -> None:
     """Triton's hook behind the loading of a kernel. `module` is the CUmodule."""
     [metadata] = (Path(path) for file, path in metadata_group.items() if file.endswith(".json"))
-    if json.loads(metadata.read_text()).get(device_side.METADATA):
+    if device_side.LIBRARY in dict(json.loads(metadata.read_text()).get("extern_libs", ())):
         from nvshmem import bindings
 
         bindings.cumodule_init(int(module))

@@ -25,8 +25,10 @@ class Segments:
 
         problem = None
         try:
+            if device.type == "cuda" and device.index is None:
+                device = torch.device("cuda", torch.cuda.current_device())
             self.local = symmetric_memory.empty(nbytes, dtype=torch.uint8, device=device)
-        except RuntimeError as error:
+        except (RuntimeError, AssertionError) as error:  # the latter is a torch without CUDA
             problem = f"rank {group.rank} cannot allocate {nbytes} bytes on {device}: {error}"
         _raise_together(group, problem)  # or the others would wait in rendezvous for a rank that has nothing to offer
         try:
