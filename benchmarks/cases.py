@@ -45,7 +45,7 @@ def gemm_case(m: int, n: int, k: int, mpi: Any) -> Case:
     a, b = torch.randn(m, k), torch.randn(k, n)
     plan = tx.all_to_all((m, n), torch.float32)
     local = torch.empty(m, n)
-    constants = gemm.configuration(m, n, a.device)
+    constants = gemm.configuration(m, n, k, a.device)
 
     def compute_only() -> torch.Tensor:
         grid = plan.grid(constants["BM"], constants["BN"])

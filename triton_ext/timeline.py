@@ -108,7 +108,7 @@ def overlap(these: list[Interval], those: list[Interval]) -> int:
 
 
 def load(directory: Path) -> list[Rank]:
-    """All ranks of a recorded job, in order. Raises TraceError for files that are missing, broken or of several jobs."""
+    """All ranks of a recorded job, in order. Raises TraceError for files that are missing, broken or of two jobs."""
     paths = sorted(directory.glob("rank-*.json"))
     if not paths:
         raise TraceError(f"{directory} has no rank-*.json: run the job with TRITON_EXT_TRACE={directory}, to its end")

@@ -39,7 +39,7 @@ class SymmetricMemory:
     local: torch.Tensor  #: uint8[nbytes]
     segments: list[torch.Tensor | None]  #: None, as in addresses, for a segment that loads and stores do not reach
     addresses: list[int | None]
-    remote: list[tuple[int, int]]  #: how NVSHMEM names each segment: its processing element, and an address
+    remote: list[tuple[int, int]]  #: how a transport names each segment: its processing element, and an address
 
     def __init__(self, group: Group, nbytes: int, device: torch.device) -> None:
         """Collective. Raises PlanError where ranks cannot map each other's memory."""
@@ -58,6 +58,7 @@ class SymmetricMemory:
                 torch.cuda.synchronize(device)
         elif device.type == "cpu":
             self.local, self.segments = _map_all(group, nbytes)
+            self.remote = [(rank, 0) for rank in range(group.size)]  # by the proxy, to which addresses mean nothing
         elif device.type == "cuda":
             one_host = len(set(group.exchange(host_of(group)))) == 1
             mapped = (p2p if one_host else nvshmem).Segments(group, nbytes, device)

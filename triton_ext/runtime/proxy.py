@@ -61,7 +61,7 @@ class Proxy:
         """Wait until all that retires, or one shipment, has been sent. False if a shipment's time was up before."""
         while shipment in self._retiring if shipment else self._retiring:
             time.sleep(_BUSY_S)
-        return shipment is None or shipment.is_sent
+        return shipment is None or shipment.is_whole
 
     def wait_until_closed(self) -> None:
         """For the end of a process: until peers have ended their side, too."""
@@ -90,6 +90,7 @@ class Proxy:
     def _end_sent(self) -> None:
         now = time.monotonic()
         for shipment in [each for each, until in self._retiring.items() if each.is_sent or until < now]:
+            shipment.is_whole = shipment.is_sent
             del self._retiring[shipment]
             self._closing[shipment] = now + _CLOSING_S
             shipment.leave()

@@ -195,6 +195,7 @@ class Shipment:
         self.announced = announced
         self.may_store = may_store
         self.announces = announces
+        self.is_whole = True  #: False if it ended before all that it had was sent
         self.lost: dict[int, str] = {}  #: peers that send nothing more, and why
         self._said = dict.fromkeys(sockets, 0)
         self._begun = dict.fromkeys(sockets, 0)
