@@ -29,22 +29,24 @@ def version() -> str:
     return digest.hexdigest()[:16]
 
 
-def lower(module: ir.module, backend: Any, options: Any) -> None:
+def lower(module: ir.module, backend: Any, options: Any) -> list[str] | None:
     """Lower the markers of a module, in place. A module without markers stays as it is.
 
-    Raises CompileError, at the author's line, for a kernel that breaks a rule of the language.
+    Returns what `Kernel.schedule` says; None for a module without markers. Raises CompileError, at the author's line, for a kernel that breaks a rule of the language.
     """
     symbols: list[tuple[str, ir.operation]] = []
     module.walk(lambda op: symbols.append((s, op)) if (s := symbol_of(op)) else None)
     if not symbols:
-        return
+        return None
     if not any(symbol == dialect.STORE for symbol, _ in symbols):
         raise CompileError(f"{where(symbols[0][1])}: an epilogue without a store: peers would wait for it")
     _run(module, "inliner")
     kernel = Kernel(module, backend, options)
+    schedule = kernel.schedule()
     for step in PIPELINE:
         step.run(kernel)
     _run(module, "canonicalizer")  # removes the markers, whose results nobody uses now
+    return schedule
 
 
 def _run(module: ir.module, name: str) -> None:
@@ -71,7 +73,8 @@ def install() -> None:
             first = stages["ttir"]
 
             def ttir(module: ir.module, metadata: dict[str, Any]) -> ir.module:
-                lower(module, backend, options)
+                if (schedule := lower(module, backend, options)) is not None:
+                    metadata["schedule"] = schedule
                 return first(module, metadata)
 
             stages["ttir"] = ttir

@@ -2,6 +2,9 @@
 
 The caller runs programs itself and waits only for helpers that are inside a program of this very launch. So launches
 never wait for one another's programs, and programs of one launch may wait, through memory, for those of another.
+
+A launch can be recorded, if somebody gives it a ring: when each program ran, and which word in memory it polled how
+long. The loop that records is another one, so a launch that is not recorded costs nothing more.
 """
 
 from __future__ import annotations
@@ -12,25 +15,93 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from typing import NamedTuple
 
 import llvmlite.binding as llvm
+import numpy as np
 import torch
 
 from ...errors import LaunchError
 from .codegen import native
 
-# What kernels may call, and the loop that runs programs. `work` returns when the counter is used up.
+# What kernels may call, and the loops that run programs; they return when the counter is used up.
+#
+# In the recorded loop, a thread's %tx_thread says where its waits go: kernels do not carry it, so it is the value of a
+# pthread key. A wait begins with iteration 0 of its loop; each further one moves its end.
 _NATIVE = r"""
 @tx_assert_message = global ptr null
 
 declare i32 @sched_yield()
 declare i32 @nanosleep(ptr, ptr)
 declare i32 @clock_gettime(i32, ptr)
+declare ptr @pthread_getspecific(i32)
+declare i32 @pthread_setspecific(i32, ptr)
 declare void @{pause}({hint_type})
 
 @pause = internal constant {{ i64, i64 }} {{ i64 0, i64 50000 }}
 
-define void @tx_relax(i64 %iteration) {{
+%tx_thread = type {{ ptr, i64, i64, i64, ptr }} ; ring, launch, thread, program, the wait that goes on or null
+%tx_ring = type {{ i64, i64, [6 x i64] }} ; events offered, capacity, up to a cache line
+%tx_event = type {{ i64, i64, i64, i64, i64, i64 }} ; begin, end, launch, thread, program, address
+
+define void @tx_relax(i64 %iteration, ptr %address) {{
+  %thread = call ptr @pthread_getspecific(i32 {key})
+  %is_recorded = icmp ne ptr %thread, null
+  br i1 %is_recorded, label %recorded, label %relax
+recorded:
+  %is_first = icmp eq i64 %iteration, 0
+  br i1 %is_first, label %begin, label %relax
+begin:
+  %begin_ns = call i64 @tx_nanoseconds()
+  %new = call ptr @event(ptr %thread, i64 %begin_ns, i64 %begin_ns, ptr %address)
+  %current = getelementptr %tx_thread, ptr %thread, i32 0, i32 4
+  store ptr %new, ptr %current
+  br label %relax
+relax:
+  call void @relax(i64 %iteration)
+  br i1 %is_recorded, label %end, label %done
+end:
+  %place = getelementptr %tx_thread, ptr %thread, i32 0, i32 4
+  %event = load ptr, ptr %place
+  %is_kept = icmp ne ptr %event, null
+  br i1 %is_kept, label %keep, label %done
+keep:
+  %end_ns = call i64 @tx_nanoseconds()
+  %end_place = getelementptr %tx_event, ptr %event, i32 0, i32 1
+  store i64 %end_ns, ptr %end_place
+  br label %done
+done:
+  ret void
+}}
+
+define internal ptr @event(ptr %thread, i64 %begin_ns, i64 %end_ns, ptr %address) {{
+  %state = load %tx_thread, ptr %thread
+  %ring = extractvalue %tx_thread %state, 0
+  %number = atomicrmw add ptr %ring, i64 1 monotonic
+  %capacity_place = getelementptr %tx_ring, ptr %ring, i32 0, i32 1
+  %capacity = load i64, ptr %capacity_place
+  %fits = icmp ult i64 %number, %capacity
+  br i1 %fits, label %keep, label %drop
+drop:
+  ret ptr null
+keep:
+  %launch = extractvalue %tx_thread %state, 1
+  %id = extractvalue %tx_thread %state, 2
+  %program = extractvalue %tx_thread %state, 3
+  %word = ptrtoint ptr %address to i64
+  %e0 = insertvalue %tx_event undef, i64 %begin_ns, 0
+  %e1 = insertvalue %tx_event %e0, i64 %end_ns, 1
+  %e2 = insertvalue %tx_event %e1, i64 %launch, 2
+  %e3 = insertvalue %tx_event %e2, i64 %id, 3
+  %e4 = insertvalue %tx_event %e3, i64 %program, 4
+  %e5 = insertvalue %tx_event %e4, i64 %word, 5
+  %events = getelementptr %tx_ring, ptr %ring, i32 1
+  %place = getelementptr %tx_event, ptr %events, i64 %number
+  store %tx_event %e5, ptr %place, align 8
+  ret ptr %place
+}}
+
+define internal void @relax(i64 %iteration) {{
   %spins = icmp ult i64 %iteration, 64
   br i1 %spins, label %spin, label %wait
 spin:
@@ -87,6 +158,44 @@ run:
 done:
   ret void
 }}
+
+define void @tx_work_recorded(ptr %kernel, ptr %args, i32 %gx, i32 %gy, i32 %gz, ptr %counter, ptr %scratch,
+                              ptr %ring, i64 %launch, i64 %id) {{
+  %thread = alloca %tx_thread
+  %t0 = insertvalue %tx_thread undef, ptr %ring, 0
+  %t1 = insertvalue %tx_thread %t0, i64 %launch, 1
+  %t2 = insertvalue %tx_thread %t1, i64 %id, 2
+  store %tx_thread %t2, ptr %thread
+  %program_place = getelementptr %tx_thread, ptr %thread, i32 0, i32 3
+  %ignored = call i32 @pthread_setspecific(i32 {key}, ptr %thread)
+  %xy = mul i32 %gx, %gy
+  %x64 = zext i32 %xy to i64
+  %z64 = zext i32 %gz to i64
+  %total = mul i64 %x64, %z64
+  br label %take
+take:
+  %program = atomicrmw add ptr %counter, i64 1 monotonic
+  %more = icmp ult i64 %program, %total
+  br i1 %more, label %run, label %done
+run:
+  %z = udiv i64 %program, %x64
+  %in_plane = urem i64 %program, %x64
+  %gx64 = zext i32 %gx to i64
+  %y = udiv i64 %in_plane, %gx64
+  %x = urem i64 %in_plane, %gx64
+  %x32 = trunc i64 %x to i32
+  %y32 = trunc i64 %y to i32
+  %z32 = trunc i64 %z to i32
+  store i64 %program, ptr %program_place
+  %begin_ns = call i64 @tx_nanoseconds()
+  call void %kernel(ptr %args, i32 %x32, i32 %y32, i32 %z32, i32 %gx, i32 %gy, i32 %gz, ptr %scratch)
+  %end_ns = call i64 @tx_nanoseconds()
+  %event = call ptr @event(ptr %thread, i64 %begin_ns, i64 %end_ns, ptr null)
+  br label %take
+done:
+  %ignored2 = call i32 @pthread_setspecific(i32 {key}, ptr null)
+  ret void
+}}
 """
 
 # What tells a core that this is a spin loop.
@@ -99,15 +208,23 @@ class _Native:
     def __init__(self) -> None:
         machine = native.target_machine()
         pause, hint = _PAUSE.get(os.uname().machine, ("llvm.donothing", ""))
-        text = _NATIVE.format(pause=pause, hint=hint, hint_type=hint.split(" ")[0], monotonic=time.CLOCK_MONOTONIC)
+        key = ctypes.c_uint32()
+        if code := ctypes.CDLL(None).pthread_key_create(ctypes.byref(key), None):
+            raise LaunchError(f"pthread_key_create failed: {os.strerror(code)}")
+        text = _NATIVE.format(
+            pause=pause, hint=hint, hint_type=hint.split(" ")[0], monotonic=time.CLOCK_MONOTONIC, key=key.value
+        )
         module = llvm.parse_assembly(text)
         self._engine = llvm.create_mcjit_compiler(module, machine)
         self._engine.finalize_object()
         for name in ("tx_relax", "tx_nanoseconds", "tx_assert_fail"):
             llvm.add_symbol(name, self._engine.get_function_address(name))
-        pointer, i32 = ctypes.c_void_p, ctypes.c_int32
-        work = ctypes.CFUNCTYPE(None, pointer, pointer, i32, i32, i32, pointer, pointer)  # releases the GIL
-        self.work = work(self._engine.get_function_address("tx_work"))
+        pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+        work = [None, pointer, pointer, i32, i32, i32, pointer, pointer]
+        recorded = [*work, pointer, i64, i64]
+        # These release the GIL.
+        self.work = ctypes.CFUNCTYPE(*work)(self._engine.get_function_address("tx_work"))
+        self.work_recorded = ctypes.CFUNCTYPE(*recorded)(self._engine.get_function_address("tx_work_recorded"))
         self.assert_message = ctypes.c_char_p.from_address(self._engine.get_global_value_address("tx_assert_message"))
 
     def raise_failed_assert(self) -> None:
@@ -120,6 +237,38 @@ class _Native:
 @cache
 def native_code() -> _Native:
     return _Native()
+
+
+class Ring:
+    """Memory for the events of recorded launches. One that is full keeps what it has, and counts the rest."""
+
+    #: Columns of `events`. address: 0 for a program that ran from begin to end (CLOCK_MONOTONIC); otherwise the program
+    #: polled the word there. thread: as the system numbers them.
+    COLUMNS = ("begin_ns", "end_ns", "launch", "thread", "program", "address")
+    _HEAD = 8
+
+    def __init__(self, capacity: int) -> None:
+        self._words = np.zeros(self._HEAD + capacity * len(self.COLUMNS), np.int64)
+        self._words[self._HEAD :] = -1  # touched now, so that no program pays for a page fault
+        self._words[1] = capacity
+        self.address = self._words.ctypes.data
+
+    def events(self) -> np.ndarray:
+        """int64[events, COLUMNS], in no order."""
+        count = min(int(self._words[0]), int(self._words[1]))
+        table = self._words[self._HEAD :].reshape(-1, len(self.COLUMNS))[:count]
+        return table[table[:, 0] >= 0]  # one that is being written may be empty
+
+    @property
+    def dropped(self) -> int:
+        return max(0, int(self._words[0] - self._words[1]))
+
+
+class Recording(NamedTuple):
+    """Where the events of one launch go, and its number there."""
+
+    ring: Ring
+    launch: int
 
 
 class _Scratch(threading.local):
@@ -169,7 +318,9 @@ def number_of_threads() -> int:
     return int(text)
 
 
-def run_grid(kernel: int, args: bytes, grid: tuple[int, int, int], scratch_bytes: int) -> None:
+def run_grid(
+    kernel: int, args: bytes, grid: tuple[int, int, int], scratch_bytes: int, recording: Recording | None = None
+) -> None:
     """Run all programs of a grid and return when they are done.
 
     kernel: address of the kernel's function. args: its packed arguments, 8 bytes each. Python's signal handlers run
@@ -180,7 +331,12 @@ def run_grid(kernel: int, args: bytes, grid: tuple[int, int, int], scratch_bytes
     place = ctypes.addressof(counter)
 
     def work() -> None:
-        code.work(kernel, args, *grid, place, _scratch.of(scratch_bytes))
+        scratch = _scratch.of(scratch_bytes)
+        if recording is None:
+            code.work(kernel, args, *grid, place, scratch)
+        else:
+            where = recording.ring.address, recording.launch, threading.get_native_id()
+            code.work_recorded(kernel, args, *grid, place, scratch, *where)
 
     programs = grid[0] * grid[1] * grid[2]
     helpers = min(number_of_threads(), programs) - 1 if programs > 1 else 0
