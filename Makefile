@@ -2,6 +2,7 @@
 #   make demo    the three operators on two processes, checked and timed (about a minute)
 #   make test    the tests          make test-all   the slow ones as well
 #   make bench   the full sweep     make bench-cpu  the CPU backend against torch
+#   make bench-net  operators between two emulated hosts, at 100 Mbit/s, 1 and 10 Gbit/s; needs root
 #   make stress  random operators, shapes, worlds and delays for SECONDS (60), results and leaks checked
 #   make lint    ruff and mypy
 #   make test-triton VERSION=3.6.0  the tests on another Triton, in an environment of its own
@@ -13,7 +14,7 @@ VENV := .venv
 
 SECONDS ?= 60
 
-.PHONY: stress demo bench-cpu test test-all test-triton bench lint setup clean
+.PHONY: stress demo bench-cpu bench-net test test-all test-triton bench lint setup clean
 setup: $(VENV)/.ready
 
 # $(1): the environment, $(2): its constraints
@@ -35,6 +36,9 @@ bench-cpu: setup
 
 bench: setup
 	$(VENV)/bin/python benchmarks/bench.py
+
+bench-net: setup
+	$(VENV)/bin/python benchmarks/net.py
 
 test: setup
 	$(VENV)/bin/python -m pytest -m 'not slow' $(PYTEST_ARGS)

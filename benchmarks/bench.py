@@ -81,15 +81,20 @@ def worker() -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=settings["world"])
     import cases
     import triton_ext as tx
-    from measure import measure
+    from measure import Link, measure
 
+    if "cores" in settings:
+        os.sched_setaffinity(0, {settings["cores"][rank]})
     tx.init()
     torch.manual_seed(rank)
     records: list[dict[str, Any]] = []
-    makes = cases.SHORT if settings["short"] else cases.SWEEP
+    link = Link(**settings["link"]) if "link" in settings else None
+    makes = cases.NET if link else cases.SWEEP
+    if settings["short"]:
+        makes = cases.SHORT
     for number, make in enumerate(makes, 1):
         case = make(mpi)
-        found = measure(case, settings["runs"])
+        found = measure(case, settings["runs"], link)
         case.free()
         records += found
         if rank == 0:

@@ -45,7 +45,7 @@ def gemm_case(m: int, n: int, k: int, mpi: Any) -> Case:
     a, b = torch.randn(m, k), torch.randn(k, n)
     plan = tx.all_to_all((m, n), torch.float32)
     local = torch.empty(m, n)
-    constants = gemm.configuration(m, n, a.device)
+    constants = gemm.configuration(m, n, k, a.device)
 
     def compute_only() -> torch.Tensor:
         grid = plan.grid(constants["BM"], constants["BN"])
@@ -74,7 +74,7 @@ def gemv_case(batch: int, n: int, k: int, mpi: Any) -> Case:
     """k: input features of all ranks together."""
     world = dist.get_world_size()
     x, w = torch.randn(batch, k // world), torch.randn(n, k // world)
-    plan = tx.all_reduce((batch, n), torch.float32)
+    plan, one_shot = (tx.all_reduce((batch, n), torch.float32, shots=shots) for shots in (2, 1))
     local = torch.empty(batch, n)
     constants = gemv.configuration(batch, x.device)
 
@@ -90,13 +90,20 @@ def gemv_case(batch: int, n: int, k: int, mpi: Any) -> Case:
 
     variants: dict[str, Callable[[], Any]] = {
         "fused": lambda: tx.ops.gemv_all_reduce(x, w, plan=plan),
+        "fused_one_shot": lambda: tx.ops.gemv_all_reduce(x, w, plan=one_shot),
         "unfused_gloo": lambda: gemv.unfused(x, w),
         "compute_only": compute_only,
     }
     if mpi:
         variants["unfused_mpi"] = lambda: gemv.unfused(x, w, mpi)
     sent = 2 * batch * n * 4 * (world - 1) // world
-    return Case("gemv_all_reduce", {"B": batch, "N": n, "K": k}, variants, reference, sent, plan.free)
+    shape = {"B": batch, "N": n, "K": k}
+
+    def free() -> None:
+        plan.free()
+        one_shot.free()
+
+    return Case("gemv_all_reduce", shape, variants, reference, sent, free)
 
 
 def embedding_case(tables: int, samples: int, dim: int, lookups: int, mpi: Any, rows: int = 10_000) -> Case:
@@ -141,6 +148,13 @@ SHORT: list[Make] = [
     lambda mpi: gemm_case(1024, 1024, 1024, mpi),
     lambda mpi: gemv_case(1, 8192, 8192, mpi),
     lambda mpi: embedding_case(64, 512, 64, 32, mpi),
+]
+
+#: Between hosts.
+NET: list[Make] = [
+    *[lambda mpi, k=k: gemm_case(1024, 1024, k, mpi) for k in (512, 1024, 2048, 8192)],
+    lambda mpi: embedding_case(64, 2048, 64, 32, mpi),
+    *[lambda mpi, b=b: gemv_case(b, 8192, 8192, mpi) for b in (1, 2, 4, 8, 16)],
 ]
 
 SWEEP: list[Make] = [

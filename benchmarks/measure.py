@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -45,16 +46,26 @@ def _check(case: Case, reference: torch.Tensor) -> dict[str, float]:
     return errors
 
 
-def measure(case: Case, runs: int) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Link:
+    """Between hosts. bytes_per_s: as measured, of each direction while both are in use."""
+
+    hosts: int
+    gbps: float
+    bytes_per_s: float
+
+
+def measure(case: Case, runs: int, link: Link | None = None) -> list[dict[str, Any]]:
     """Time every variant `runs` times, in turn, and return a record for each, with the limit. Collective.
 
-    Raises RuntimeError if a result is wrong.
+    The limit is what no schedule can beat: the computation, or what leaves a rank on the link (within one host: a copy
+    of it), whichever is longer. Raises RuntimeError if a result is wrong.
     """
     reference = case.reference()
     errors = _check(case, reference)
     data = torch.ones(case.sent_bytes, dtype=torch.uint8)
     place = torch.ones_like(data)
-    calls = case.variants | {"copy": lambda: place.copy_(data)}
+    calls = case.variants if link else case.variants | {"copy": lambda: place.copy_(data)}
     counts = {name: max(1, int(_BATCH_S / _sample(call, 3))) for name, call in calls.items()}
     times: dict[str, list[float]] = {name: [] for name in calls}
     names = list(calls)
@@ -62,20 +73,22 @@ def measure(case: Case, runs: int) -> list[dict[str, Any]]:
         for name in names[run % len(names) :] + names[: run % len(names)]:
             times[name].append(_sample(calls[name], counts[name]))
     _check(case, reference)
-    # What no schedule can beat: the computation, or a copy of what has to leave, whichever is longer.
-    times["limit"] = [max(pair) for pair in zip(times["compute_only"], times.pop("copy"), strict=True)]
-    return [_record(case, name, seconds, errors.get(name)) for name, seconds in times.items()]
+    if link:
+        times["wire"] = [case.sent_bytes / link.bytes_per_s] * runs
+    leaving = times["wire"] if link else times.pop("copy")
+    times["limit"] = [max(pair) for pair in zip(times["compute_only"], leaving, strict=True)]
+    return [_record(case, name, seconds, errors.get(name), link) for name, seconds in times.items()]
 
 
-def _record(case: Case, variant: str, seconds: list[float], error: float | None) -> dict[str, Any]:
+def _record(case: Case, variant: str, seconds: list[float], error: float | None, link: Link | None) -> dict[str, Any]:
     tenths = statistics.quantiles(seconds, n=10, method="inclusive")
     return {
         "operator": case.operator,
         "shape": case.shape,
         "dtype": "float32",
         "world": dist.get_world_size(),
-        "hosts": 1,
-        "link_gbps": None,
+        "hosts": link.hosts if link else 1,
+        "link_gbps": link.gbps if link else None,
         "variant": variant,
         "median_ms": statistics.median(seconds) * 1e3,
         "p10_ms": tenths[0] * 1e3,

@@ -10,6 +10,7 @@ Row = tuple[str, str, dict[str, Record]]
 
 _LABELS = {
     "fused": "fused",
+    "fused_one_shot": "fused, one shot",
     "unfused_gloo": "unfused, gloo",
     "unfused_mpi": "unfused, MPI",
     "compute_only": "compute only",
@@ -17,6 +18,7 @@ _LABELS = {
     "torch": "torch",
     "onednn": "oneDNN",
     "one_thread": "triton_ext, one thread",
+    "wire": "wire",
     "limit": "limit",
 }
 
@@ -79,9 +81,12 @@ def plot(
     from matplotlib import pyplot
 
     cases = rows(records)
-    names = [name for name in _LABELS if name != "limit" and any(name in variants for *_, variants in cases)]
+    names = [
+        name for name in _LABELS if name not in ("wire", "limit") and any(name in variants for *_, variants in cases)
+    ]
     colours = {
         "fused": "#1b7f5c",
+        "fused_one_shot": "#6cc3a0",
         "unfused_gloo": "#c9803a",
         "unfused_mpi": "#7a6bb0",
         "compute_only": "#b8b8b8",

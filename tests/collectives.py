@@ -28,6 +28,19 @@ def launch(plan, x, block=(16, 16)):
     return plan.result
 
 
+PLACEMENTS = {
+    "one host": lambda rank: 0,
+    "two hosts": lambda rank: rank % 2,
+    "a host each": lambda rank: rank,
+}
+placement = "one host"  # of virtual_world; tests set it
+
+
+def virtual_world(size):
+    """A World whose ranks are on the hosts that `placement` says."""
+    return tx.testing.World(size, hosts=[PLACEMENTS[placement](rank) for rank in range(size)])
+
+
 def chunk(tensor, world, rank, dim):
     """What torch.chunk gives a rank, empty where it gives nothing."""
     size = tensor.shape[dim]
@@ -49,13 +62,15 @@ def reference(collective, tensors, rank, split_dim=0, concat_dim=0, root=0):
         return tensors[(rank - 1) % world]
     wide = torch.float64 if tensors[0].is_floating_point() else torch.int64
     total = torch.stack([tensor.to(wide) for tensor in tensors]).sum(0)
-    return total if collective == "all_reduce" else chunk(total, world, rank, split_dim)
+    return total if collective.startswith("all_reduce") else chunk(total, world, rank, split_dim)
 
 
 def make_plan(collective, shape, dtype, rank, world, split_dim=0, concat_dim=0, **options):
     """The plan that `reference` describes; put sends to the next rank."""
     if collective == "all_to_all":
         return tx.all_to_all(shape, dtype, split_dim=split_dim, concat_dim=concat_dim, **options)
+    if collective == "all_reduce_one_shot":
+        return tx.all_reduce(shape, dtype, shots=1, **options)
     if collective == "all_gather":
         return tx.all_gather(shape, dtype, concat_dim=concat_dim, **options)
     if collective == "reduce_scatter":
@@ -96,7 +111,7 @@ def assert_close(result, expected):
     )
 
 
-def simulation(collective, world=3, shape=(20, 24), block=(16, 16), dtype=torch.float32, **options):
+def simulation(collective, world=3, shape=(20, 24), block=(16, 16), dtype=torch.float32, hosts=None, **options):
     """copy_out with a plan of the collective, for the simulator."""
     tensors = inputs(world, shape, dtype)
     rows, columns = shape
@@ -107,4 +122,4 @@ def simulation(collective, world=3, shape=(20, 24), block=(16, 16), dtype=torch.
         sizes = {"M": rows, "N": columns, "stride": columns, "BM": block[0], "BN": block[1]}
         return {"x": tensors[rank], "c": plan, **sizes, "grid": plan.grid(*block)}
 
-    return Simulation(copy_out, world, args, lambda rank: reference(collective, tensors, rank, **root))
+    return Simulation(copy_out, world, args, lambda rank: reference(collective, tensors, rank, **root), hosts)

@@ -15,7 +15,7 @@ from triton_ext.runtime.plans import signature
 
 CUDA = [GPUTarget("cuda", 90, 32), GPUTarget("cuda", 100, 32)]
 HIP = [GPUTarget("hip", "gfx942", 64), GPUTarget("hip", "gfx950", 64)]
-COLLECTIVES = ["all_to_all", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "put"]
+COLLECTIVES = ["all_to_all", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "put", "all_reduce_one_shot"]
 
 
 def name_of(target):
@@ -64,7 +64,7 @@ def check(trace, collective):
     # Only an all_reduce needs no ready-wait: docs/protocol.md says why.
     assert ("A" in trace[:first]) == (collective != "all_reduce"), "the ready-wait comes before the first store"
     assert re.match(r"S+B+R", trace[first:]), "stores, barrier, release"
-    assert re.search(r"B+R", trace[last:]) or collective == "reduce_scatter"
+    assert re.search(r"B+R", trace[last:]) or collective in ("reduce_scatter", "all_reduce_one_shot")
     # Behind the stores of a tile: one release. An all_reduce has three places: partial values, own tiles, shared
     # tiles.
     between = re.sub(r"A|B", "", trace[first : last + 1] + trace[last + 1 :])

@@ -13,7 +13,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from .errors import CompileError
-from .passes import dialect
+from .passes import dialect, nvshmem
 from .runtime.plans import signature
 
 TARGETS = ("cuda:90", "cuda:100", "hip:gfx942", "hip:gfx950", "cpu")
@@ -35,7 +35,8 @@ def compile_for(kernel: JITFunction, arguments: Mapping[str, Any], target: str) 
     """Compile a kernel, and return Triton's compiled kernel: `.asm` has every stage.
 
     arguments: for each parameter, its type as Triton writes it ("*fp32", "i32", "*bf16:16" for a multiple of 16), a
-        plan as "collective:dimensions:dtype" ("all_to_all:2:fp32"), or the value of a constexpr.
+        plan as "collective:dimensions:dtype" ("all_to_all:2:fp32"), ":nvshmem" behind it if the plan has peers that
+        NVSHMEM reaches, or the value of a constexpr.
     Raises CompileError for a parameter without one, and for what a kernel does wrong.
     """
     kinds: dict[str, Any] = {}
@@ -55,8 +56,8 @@ def compile_for(kernel: JITFunction, arguments: Mapping[str, Any], target: str) 
         if parameter.is_constexpr:
             kinds[parameter.name], constants[(index,)] = "constexpr", value
         elif str(value).split(":")[0] in dialect.COLLECTIVES:
-            collective, ndim, dtype = _plan(str(value))
-            kinds[parameter.name], constants[(index, 1)] = signature(collective, ndim, dtype)
+            collective, ndim, dtype, transport = _plan(str(value))
+            kinds[parameter.name], constants[(index, 1)] = signature(collective, ndim, dtype, transport=transport)
         else:
             kind, _, multiple = str(value).partition(":")
             kinds[parameter.name] = kind
@@ -66,12 +67,15 @@ def compile_for(kernel: JITFunction, arguments: Mapping[str, Any], target: str) 
     return triton.compile(source, target=target_of(target), options={"enable_fp_fusion": True})
 
 
-def _plan(text: str) -> tuple[str, int, str]:
-    collective, *rest = text.split(":")
-    ndim, dtype = [*rest, "2", "fp32"][:2] if len(rest) < 2 else rest[:2]
-    if not ndim.isdecimal() or dtype not in dialect.DTYPES:
-        raise CompileError(f"plan {text!r}: write it as collective:dimensions:dtype, for instance all_to_all:2:fp32")
-    return collective, int(ndim), dtype
+def _plan(text: str) -> tuple[str, int, str, str]:
+    collective, ndim, dtype, transport, *rest = [*text.split(":"), *["", "", ""][text.count(":") :]]
+    ndim, dtype = ndim or "2", dtype or "fp32"
+    if rest or not ndim.isdecimal() or dtype not in dialect.DTYPES or transport not in ("", nvshmem.LIBRARY):
+        raise CompileError(
+            f"plan {text!r}: write it as collective:dimensions:dtype, for instance all_to_all:2:fp32, or "
+            "all_to_all:2:fp32:nvshmem with peers that NVSHMEM reaches"
+        )
+    return collective, int(ndim), dtype, nvshmem.transport() if transport else ""
 
 
 def write_stages(kernel: JITFunction, arguments: Mapping[str, Any], target: str, directory: Path) -> list[Path]:

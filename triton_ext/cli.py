@@ -94,6 +94,60 @@ def simulate(
 
 
 @app.command()
+def hosts(
+    script: Annotated[list[str], typer.Argument(metavar="SCRIPT ARGS…", help="A Python script; put -- before it.")],
+    hosts: Annotated[int, typer.Option(help="Number of hosts.", min=1)] = 2,
+    rate: Annotated[
+        list[str] | None, typer.Option(help="Speed of the links, 1gbit if not given; repeat it to give each host's.")
+    ] = None,
+    ranks_per_host: Annotated[int, typer.Option(help="Processes on each host.", min=1)] = 1,
+    mtu: Annotated[int, typer.Option(help="Bytes of a packet.")] = 1500,
+    cores: Annotated[
+        list[str] | None, typer.Option(metavar="0,1", help="The machine's cores that a host has; repeat it per host.")
+    ] = None,
+) -> None:
+    """Run a script with torchrun on several emulated hosts of this machine; exit with the worst status. Needs root."""
+    from .emulate import Hosts
+
+    rates = rate or ["1gbit"]
+    try:
+        with Hosts(hosts, rates[0] if len(rates) == 1 else rates, mtu) as emulated:
+            launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(hosts)]
+            launcher += ["--nproc-per-node", str(ranks_per_host), "--master-addr", emulated.addresses[0]]
+            statuses = emulated.run(
+                [[*launcher, "--node-rank", str(host), *script] for host in range(hosts)],
+                cores=[_cores(text) for text in cores] if cores else None,
+                environment={"PYTHONUNBUFFERED": "1"},
+            )
+    except TritonExtError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    raise typer.Exit(max(statuses))
+
+
+@app.command()
+def trace(
+    directory: Annotated[Path, typer.Argument(help="What TRITON_EXT_TRACE named.")],
+    json: Annotated[Path | None, typer.Option(help="Write a trace for Perfetto or chrome://tracing.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Draw the timeline of one launch.")] = None,
+    launch: Annotated[int, typer.Option(help="The launch to draw; negative ones count from the last.")] = -1,
+) -> None:
+    """What a recorded run did with its time: computation, communication, how much of it was hidden, waits."""
+    from . import timeline
+
+    try:
+        ranks = timeline.load(directory)
+        Console().print(timeline.table(ranks))
+        if json:
+            json.write_text(timeline.chrome(ranks))
+        if png:
+            timeline.draw(ranks, launch, png)
+    except TritonExtError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+
+
+@app.command()
 def env() -> None:
     """What this installation consists of, and what it can run on."""
     from importlib.metadata import PackageNotFoundError, version
@@ -115,6 +169,18 @@ def env() -> None:
     for name in ("TRITON_EXT_TIMEOUT_S", "TRITON_EXT_NUM_THREADS", "TRITON_DEFAULT_BACKEND"):
         table.add_row(name, os.environ.get(name, "not set"))
     Console().print(table)
+
+
+def _cores(text: str) -> list[int]:
+    """Cores of this machine, as in 0,1."""
+    there = os.sched_getaffinity(0)
+    try:
+        chosen = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise TritonExtError(f"--cores {text}: write it as numbers with commas, for instance 0,1") from None
+    if missing := set(chosen) - there:
+        raise TritonExtError(f"--cores {text}: core {min(missing)} is not there; there are {sorted(there)}")
+    return chosen
 
 
 def _pairs(texts: list[str]) -> dict[str, Any]:

@@ -31,3 +31,11 @@ class SimulationError(TritonExtError):
 
 class MemoryAccessError(TritonExtError):
     """A checked kernel (TRITON_EXT_SANITIZE=1) left the memory of its tensors, or read what nobody has written."""
+
+
+class HostsError(TritonExtError):
+    """Emulated hosts that cannot be made or used: no root, a tool is missing, a command did not end in time."""
+
+
+class TraceError(TritonExtError):
+    """Recorded files that cannot be read: none, a broken one, or of different jobs."""

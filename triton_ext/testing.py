@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,12 +17,19 @@ from .runtime import groups, plans
 
 
 class World:
-    """`size` virtual ranks in this process: threads on a CPU, threads with a stream each on one GPU."""
+    """`size` virtual ranks in this process: threads on a CPU, threads with a stream each on one GPU.
 
-    def __init__(self, size: int, device: torch.device | str = "cpu") -> None:
+    hosts: number of the host of each rank, all on one if not given. Ranks of different hosts do not reach each other's
+    memory: what they send goes through the transport between hosts.
+    """
+
+    def __init__(self, size: int, device: torch.device | str = "cpu", hosts: Sequence[int] | None = None) -> None:
         if size < 1:
             raise PlanError(f"a world of {size} ranks: there has to be at least one")
+        if hosts is not None and len(hosts) != size:
+            raise PlanError(f"{len(hosts)} hosts for a world of {size} ranks: give one for each rank")
         self.size = size
+        self.hosts = tuple(hosts or [0] * size)
         self.device = torch.device(device)
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
@@ -31,7 +38,7 @@ class World:
         Inside, plans default to the group of all virtual ranks. When all have ended, their plans are freed, and the
         first error is raised; a rank that raises makes those that wait for it raise too.
         """
-        ranks = groups.ThreadRanks.world(self.size, self.device)
+        ranks = groups.ThreadRanks.world(self.hosts, self.device)
         results: list[Any] = [None] * self.size
         errors: list[tuple[int, BaseException]] = []
 

@@ -17,7 +17,7 @@ from triton_ext.cli import app
 from triton_ext.errors import SimulationError
 from triton_ext.simulator import result_of, simulate
 
-COLLECTIVES = ["all_to_all", "all_gather", "broadcast", "put", "reduce_scatter", "all_reduce"]
+COLLECTIVES = ["all_to_all", "all_gather", "broadcast", "put", "reduce_scatter", "all_reduce", "all_reduce_one_shot"]
 
 
 def passes(simulated, seeds, **options):

@@ -295,8 +295,8 @@ class InlineAsmOp(_Cast):
         attributes: dict[str, Attribute] = {"asm_string": StringAttr(parser.parse_str_literal())}
         attributes |= _attributes(parser)
         operands = _operands(parser)
-        parser.parse_punctuation(":")
         if operands:
+            parser.parse_punctuation(":")
             _types(parser)
         parser.parse_punctuation("->")
         return cls.create(operands=operands, result_types=_types(parser), attributes=attributes)

@@ -71,21 +71,23 @@ def simulated(rank: int, world: int) -> dict[str, Any]:
 SIMULATIONS = {"gemm_all_to_all_kernel": simulated}
 
 
-def configuration(m: int, n: int, device: torch.device) -> dict[str, int]:
-    """The blocks of product_tile for a product of m x n."""
+def configuration(m: int, n: int, k: int, device: torch.device, between_hosts: bool = False) -> dict[str, int]:
+    """The blocks of product_tile for a product of [m, k] and [k, n]."""
     if device.type != "cpu":
         return {"BM": 64, "BN": 128, "BK": 64}
     # Large tiles pack each operand fewer times; two rows of tiles at least, so that one travels meanwhile.
     rows, columns = triton.next_power_of_2(max(triton.cdiv(m, 2), 1)), triton.next_power_of_2(n)
     # Wide ones where there are rows enough to pay for packing the right operand, and columns enough to fill them.
     most_rows, most_columns = (256, 512) if rows >= 256 and triton.cdiv(n, 256) % 2 == 0 else (512, 256)
+    if between_hosts and k <= 1024:  # there is more to send than to compute: let the first slice leave early
+        most_rows = min(most_rows, max(rows // 4, 64))
     return {"BM": min(max(rows, 32), most_rows), "BN": min(max(columns, 32), most_columns), "BK": 128}
 
 
 def run(a: torch.Tensor, b: torch.Tensor, plan: Plan) -> torch.Tensor:
     """Launch the kernel with a plan over the product's shape, and return plan.result."""
     (m, k), n = a.shape, b.shape[1]
-    constants = configuration(m, n, a.device)
+    constants = configuration(m, n, k, a.device, plan.is_between_hosts)
     grid = plan.grid(constants["BM"], constants["BN"])
     gemm_all_to_all_kernel[grid](a, b, plan, m, n, k, *a.stride(), *b.stride(), **constants)
     return plan.result

@@ -14,8 +14,8 @@ from triton import knobs
 from triton._C.libtriton import ir, passes
 
 from ..errors import CompileError
-from . import dialect, insert_sync, lower_epilogue, order_tiles, verify
-from .kernel import Kernel, symbol_of, where
+from . import dialect, insert_sync, lower_epilogue, nvshmem, order_tiles, verify
+from .kernel import Kernel, spec_of, symbol_of, where
 
 PIPELINE = (verify, order_tiles, lower_epilogue, insert_sync)
 
@@ -29,24 +29,25 @@ def version() -> str:
     return digest.hexdigest()[:16]
 
 
-def lower(module: ir.module, backend: Any, options: Any) -> list[str] | None:
+def lower(module: ir.module, backend: Any, options: Any) -> bool:
     """Lower the markers of a module, in place. A module without markers stays as it is.
 
-    Returns what `Kernel.schedule` says; None for a module without markers. Raises CompileError, at the author's line, for a kernel that breaks a rule of the language.
+    Returns whether the kernel calls NVSHMEM. Raises CompileError, at the author's line, for a kernel that breaks a rule
+    of the language.
     """
     symbols: list[tuple[str, ir.operation]] = []
     module.walk(lambda op: symbols.append((s, op)) if (s := symbol_of(op)) else None)
     if not symbols:
-        return None
+        return False
     if not any(symbol == dialect.STORE for symbol, _ in symbols):
         raise CompileError(f"{where(symbols[0][1])}: an epilogue without a store: peers would wait for it")
     _run(module, "inliner")
     kernel = Kernel(module, backend, options)
-    schedule = kernel.schedule()
+    calls_nvshmem = any(spec_of(op).calls_nvshmem for symbol, op in symbols if symbol == dialect.STORE)
     for step in PIPELINE:
         step.run(kernel)
     _run(module, "canonicalizer")  # removes the markers, whose results nobody uses now
-    return schedule
+    return calls_nvshmem
 
 
 def _run(module: ir.module, name: str) -> None:
@@ -73,11 +74,19 @@ def install() -> None:
             first = stages["ttir"]
 
             def ttir(module: ir.module, metadata: dict[str, Any]) -> ir.module:
-                if (schedule := lower(module, backend, options)) is not None:
-                    metadata["schedule"] = schedule
+                if lower(module, backend, options):
+                    nvshmem.mark(metadata, capability)
                 return first(module, metadata)
 
             stages["ttir"] = ttir
+        if capability is not None and "llir" in stages:
+            to_llvm = stages["llir"]
+
+            def llir(module: ir.module, metadata: dict[str, Any]) -> str:
+                nvshmem.link(options, metadata, capability)
+                return to_llvm(module, metadata)
+
+            stages["llir"] = llir
         return None
 
     hook.lowers_epilogues = True  # type: ignore[attr-defined]

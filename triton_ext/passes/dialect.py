@@ -21,12 +21,16 @@ PROGRAM_TILE = "txl.program_tile"
 STORE = "txl.store"
 
 #: Collectives whose values are combined; only their owners read what others sent, inside the kernel.
-REDUCTIONS = ("all_reduce", "reduce_scatter")
+ONE_SHOT = "all_reduce_one_shot"  # every rank gets all ranks' tensors, and sums them itself
+REDUCTIONS = ("all_reduce", "reduce_scatter", ONE_SHOT)
 #: Collectives whose tensor is split over ranks along one dimension: an element has one owner.
-SPLIT = ("all_to_all", *REDUCTIONS)
+SPLIT = ("all_to_all", "all_reduce", "reduce_scatter")
 #: Collectives that send every element to a range of ranks.
-UNSPLIT = ("all_gather", "broadcast", "put")
+UNSPLIT = ("all_gather", "broadcast", "put", ONE_SHOT)
 COLLECTIVES = (*SPLIT, *UNSPLIT)
+
+#: The transport of peers whose slices a thread of the host sends (on a CPU).
+PROXY = "proxy"
 
 #: Element types that can be sent, by Triton's name.
 DTYPES = ("fp32", "fp16", "bf16", "fp64", "int8", "int16", "int32", "int64", "uint8")
@@ -39,6 +43,8 @@ class Spec:
 
     dtype: element type of the result. wire_dtype: of what is sent to be reduced. acc_dtype: of the sum.
     alignment: elements that are known to divide every row's start in every rank's buffers.
+    transport: how peers are reached that stores do not reach: PROXY, or NVSHMEM with its version ("nvshmem-3.8.0"); ""
+    without such peers. slice_dim: along which what goes to such a peer is cut into slices.
     """
 
     collective: str
@@ -49,6 +55,8 @@ class Spec:
     split_dim: int
     alignment: int
     block_shape: tuple[int, ...] = ()
+    transport: str = ""
+    slice_dim: int = 0
 
     @property
     def splits(self) -> bool:
@@ -57,6 +65,10 @@ class Spec:
     @property
     def reduces(self) -> bool:
         return self.collective in REDUCTIONS
+
+    @property
+    def calls_nvshmem(self) -> bool:
+        return self.transport not in ("", PROXY)
 
     def encode(self) -> str:
         block = "x".join(map(str, self.block_shape))
@@ -76,6 +88,8 @@ class Spec:
             int(values["split_dim"]),
             int(values["alignment"]),
             block,
+            values.get("transport", ""),
+            int(values.get("slice_dim", 0)),
         )
 
     def with_block(self, block_shape: tuple[int, ...]) -> Spec:

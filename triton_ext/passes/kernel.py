@@ -83,15 +83,6 @@ class Kernel:
             if op.get_name() == "tt.call" and op.get_flat_symbol_ref_attr("callee").startswith(names)
         ]
 
-    def schedule(self) -> list[str]:
-        """The spec, with its block, if programs get the tiles of one plan in the schedule's order; otherwise nothing.
-
-        Part of a compiled kernel's metadata: who looks at a launch can tell which programs had which tiles.
-        """
-        specs = {op.get_str_attr("libname") for op in self.markers(dialect.PROGRAM_TILE)}
-        one_plan = len(self.markers(dialect.EPILOGUE)) == 1
-        return sorted(specs) if one_plan and len(specs) == 1 else []
-
     def entry(self) -> ir.block:
         """The kernel's first block."""
         name = self.module.get_entry_func_name()

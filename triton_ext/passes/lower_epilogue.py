@@ -21,7 +21,9 @@ def run(kernel: Kernel) -> None:
         block, split_dim = block_shape(spec), tl.constexpr(spec.split_dim if spec.splits else -1)
         alignment = tl.constexpr(spec.alignment)
         args = (tensor(store.get_operand(0)), coords, tensor(store.get_operand(first)), mask, block, split_dim)
-        if spec.reduces:
+        if spec.collective == dialect.ONE_SHOT:
+            kernel.call(protocol.stage_tile, *args, alignment)
+        elif spec.reduces:
             tile = tensor(tiles[store.get_operand(0).id()].get_result(spec.split_dim))
             kernel.call(protocol.check_tile, args[0], coords[spec.split_dim], tile, block[spec.split_dim])
             kernel.call(protocol.store_partial, *args, alignment)

@@ -19,7 +19,8 @@ def run(kernel: Kernel) -> None:
         if tiles:
             spec = spec_of(tiles[0])
             split_dim = tl.constexpr(spec.split_dim if spec.splits else -1)
-            tile = kernel.call(protocol.tile_of_ticket, table, ticket, block_shape(spec), split_dim)
+            slice_dim = tl.constexpr(spec.slice_dim if spec.transport else -1)
+            tile = kernel.call(protocol.tile_of_ticket, table, ticket, block_shape(spec), split_dim, slice_dim)
             for op in tiles:
                 op.get_result(0).replace_all_uses_with(tile[int(op.get_str_attr("libpath"))].handle)
         handle.replace_all_uses_with(table.handle)

@@ -200,12 +200,13 @@ def _own_tiles(table, BLOCK, SPLIT_DIM: tl.constexpr):
 
 
 @triton.jit
-def tile_of_ticket(table, ticket, BLOCK, SPLIT_DIM: tl.constexpr):
+def tile_of_ticket(table, ticket, BLOCK, SPLIT_DIM: tl.constexpr, SLICE_DIM: tl.constexpr):
     """The tile of a ticket, per dimension. A ticket beyond the last tile gets a tile outside the tensor.
 
     Along the split dimension, tiles begin behind those that are this rank's alone and wrap around, so that these come
     last, and ranks begin with different peers. Tiles for one peer stay together; among them, the split dimension goes
     fastest: what its neighbours need of the other dimensions (a table, columns of weights) is still in the cache.
+    SLICE_DIM: the dimension along which what goes to a peer is cut into slices, which goes slowest then; or -1.
     """
     NDIM: tl.constexpr = len(BLOCK)
     OUTER: tl.constexpr = SPLIT_DIM if SPLIT_DIM >= 0 else 0
@@ -223,16 +224,32 @@ def tile_of_ticket(table, ticket, BLOCK, SPLIT_DIM: tl.constexpr):
         begin = tl.where(is_own, others, ticket // (group * inner) * group)
         count = tl.maximum(tl.where(is_own, own, tl.minimum(group, others - begin)), 1)
         within = ticket - begin * inner
-        rest = within // count
-        outer = (first + own + begin + within % count) % tiles
+        if SLICE_DIM == SPLIT_DIM:
+            rest = within % inner
+            outer = (first + own + begin + within // inner) % tiles
+        else:
+            rest = within // count
+            outer = (first + own + begin + within % count) % tiles
+    elif SLICE_DIM == OUTER:
+        outer = ticket // inner
+        rest = ticket % inner
     else:
         outer = ticket % tiles
         rest = ticket // tiles
     outer = tl.where(ticket < tiles * inner, outer, tiles)
+    # The slice dimension first, if it is one of the others; two of these at the most.
+    if (SLICE_DIM >= 0) & (SLICE_DIM != OUTER):
+        inner = inner // tl.maximum(tl.cdiv(tl.load(table + abi.SHAPE + SLICE_DIM), BLOCK[SLICE_DIM]).to(tl.int32), 1)
+        slowest = rest // inner
+        rest = rest % inner
+    else:
+        slowest = outer
     tile = ()
     for dim in tl.static_range(NDIM):
         if dim == OUTER:
             tile = tile + (outer,)
+        elif dim == SLICE_DIM:
+            tile = tile + (slowest,)
         else:
             inner = inner // tl.maximum(tl.cdiv(tl.load(table + abi.SHAPE + dim), BLOCK[dim]).to(tl.int32), 1)
             tile = tile + (rest // inner,)
@@ -327,6 +344,19 @@ def store_partial(table, coords, value, mask, BLOCK, SPLIT_DIM: tl.constexpr, AL
 
 
 @triton.jit
+def stage_tile(table, coords, value, mask, BLOCK, SPLIT_DIM: tl.constexpr, ALIGNMENT: tl.constexpr):
+    """Store a tile in the area for this rank at every rank, this one too: all reduce it. Masked elements are zero."""
+    begin, end = _destinations(table, coords, BLOCK, SPLIT_DIM)
+    indices = _indices(coords, BLOCK)
+    inside = _inside(table, indices, _is_live(table), ALIGNMENT)
+    value = tl.where(mask, value, tl.zeros(BLOCK, value.dtype))
+    for n in range(0, end - begin):
+        peer = _nth(table, n, begin, end)
+        pointers = _pointers(table, peer, indices, abi.STAGE, abi.STAGE_STRIDE, value.dtype, ALIGNMENT)
+        tl.store(pointers, value, mask=inside)
+
+
+@triton.jit
 def _wait_partials(table):
     """All that the other ranks computed for this rank in this run has arrived: so they have begun it, too."""
     rank = tl.load(table + abi.RANK).to(tl.int32)
@@ -370,14 +400,14 @@ def reduce_tile(table, coords, value, mask, BLOCK, SPLIT_DIM: tl.constexpr, ALIG
         value = tl.where(mask, value, tl.zeros(BLOCK, value.dtype))
         total = tl.zeros(BLOCK, ACC)
         for peer in range(0, tl.load(table + abi.WORLD).to(tl.int32)):
-            pointers = _pointers(table, peer, indices, abi.STAGE_HERE, abi.STAGE_STRIDE, value.dtype, ALIGNMENT)
+            pointers = _pointers(table, peer, indices, abi.STAGE_HERE, abi.STAGE_HERE_STRIDE, value.dtype, ALIGNMENT)
             arrived = tl.load(pointers, mask=own & (peer != rank))
             total += tl.where(peer == rank, value, arrived).to(ACC)
         _store_sum(table, indices, own, total.to(DTYPE), BLOCK, ALIGNMENT, TO_ALL)
 
 
 @triton.jit
-def _arrive_reduced(table, coords, BLOCK, SPLIT_DIM: tl.constexpr):
+def arrive_reduced_rows(table, coords, BLOCK, SPLIT_DIM: tl.constexpr, TRANSFER: tl.constexpr):
     """Tell all ranks that the reduced rows of a tile were stored at them. One barrier, then one release each."""
     live = _is_live(table)
     world = tl.load(table + abi.WORLD).to(tl.int32)
@@ -389,10 +419,10 @@ def _arrive_reduced(table, coords, BLOCK, SPLIT_DIM: tl.constexpr):
 
 
 @triton.jit
-def arrive_reduced(table, coords, BLOCK, SPLIT_DIM: tl.constexpr):
-    """After the reduced rows of a tile that is this rank's alone were stored at all ranks."""
+def arrive_reduced(table, coords, BLOCK, SPLIT_DIM: tl.constexpr, ARRIVE: tl.constexpr, TRANSFER: tl.constexpr):
+    """After the reduced rows of a tile that is this rank's alone were stored at all ranks. ARRIVE: as reduce_shared."""
     if _is_own(table, coords, BLOCK, SPLIT_DIM):
-        _arrive_reduced(table, coords, BLOCK, SPLIT_DIM)
+        ARRIVE(table, coords, BLOCK, SPLIT_DIM, TRANSFER)
 
 
 @triton.jit
@@ -405,12 +435,47 @@ def leave(table):
 
 
 @triton.jit
+def _sum_staged(table, indices, mask, BLOCK, ALIGNMENT: tl.constexpr, WIRE: tl.constexpr, ACC: tl.constexpr):
+    """The sum of what all ranks have left in the staging area here, in the order of ranks."""
+    total = tl.zeros(BLOCK, ACC)
+    for peer in range(0, tl.load(table + abi.WORLD).to(tl.int32)):
+        pointers = _pointers(table, peer, indices, abi.STAGE_HERE, abi.STAGE_HERE_STRIDE, WIRE, ALIGNMENT)
+        total += tl.load(pointers, mask=mask).to(ACC)
+    return total
+
+
+@triton.jit
+def reduce_all(table, last, BLOCK, ALIGNMENT: tl.constexpr, WIRE: tl.constexpr, ACC: tl.constexpr,
+               DTYPE: tl.constexpr):  # fmt: skip
+    """The last program of a run sums the whole tensor, when all ranks' values are here (all_reduce in one shot)."""
+    if last:
+        tiles = tl.full([], 1, tl.int32)
+        for dim in tl.static_range(len(BLOCK)):
+            tiles *= tl.cdiv(tl.load(table + abi.SHAPE + dim), BLOCK[dim]).to(tl.int32)
+        _wait_partials(table)
+        for tile in range(0, tiles):
+            coords = ()
+            below = tiles
+            rest = tile
+            for dim in tl.static_range(len(BLOCK)):
+                below = below // tl.cdiv(tl.load(table + abi.SHAPE + dim), BLOCK[dim]).to(tl.int32)
+                coords = coords + (rest // below * BLOCK[dim],)
+                rest = rest % below
+            indices = _indices(coords, BLOCK)
+            inside = _inside(table, indices, _is_live(table), ALIGNMENT)
+            total = _sum_staged(table, indices, inside, BLOCK, ALIGNMENT, WIRE, ACC)
+            _store_sum(table, indices, inside, total.to(DTYPE), BLOCK, ALIGNMENT, False)
+
+
+@triton.jit
 def reduce_shared(table, last, BLOCK, SPLIT_DIM: tl.constexpr, ALIGNMENT: tl.constexpr, WIRE: tl.constexpr,
-                  ACC: tl.constexpr, DTYPE: tl.constexpr, TO_ALL: tl.constexpr):  # fmt: skip
+                  ACC: tl.constexpr, DTYPE: tl.constexpr, TO_ALL: tl.constexpr, ARRIVE: tl.constexpr,
+                  TRANSFER: tl.constexpr):  # fmt: skip
     """The last program of a run reduces this rank's rows of tiles that other ranks own rows of, too.
 
     There are at most two rows of such tiles, where this rank's part begins and where it ends. Their own programs
     cannot wait: other ranks' values for this rank may be in tiles that come later.
+    ARRIVE: arrive_reduced_rows, or that of another transport, which takes TRANSFER.
     """
     size = tl.load(table + abi.SHAPE + SPLIT_DIM)
     shard = tl.load(table + abi.SHARD)
@@ -441,13 +506,10 @@ def reduce_shared(table, last, BLOCK, SPLIT_DIM: tl.constexpr, ALIGNMENT: tl.con
                     indices = _indices(coords, BLOCK)
                     inside = _inside(table, indices, _is_live(table), ALIGNMENT)
                     own = _owned(table, indices, inside, tl.load(table + abi.RANK), SPLIT_DIM, ALIGNMENT)
-                    total = tl.zeros(BLOCK, ACC)
-                    for peer in range(0, tl.load(table + abi.WORLD).to(tl.int32)):
-                        pointers = _pointers(table, peer, indices, abi.STAGE_HERE, abi.STAGE_STRIDE, WIRE, ALIGNMENT)
-                        total += tl.load(pointers, mask=own).to(ACC)
+                    total = _sum_staged(table, indices, own, BLOCK, ALIGNMENT, WIRE, ACC)
                     _store_sum(table, indices, own, total.to(DTYPE), BLOCK, ALIGNMENT, TO_ALL)
                     if TO_ALL:
-                        _arrive_reduced(table, coords, BLOCK, SPLIT_DIM)
+                        ARRIVE(table, coords, BLOCK, SPLIT_DIM, TRANSFER)
 
 
 @triton.jit

@@ -93,19 +93,21 @@ _virtual_by_name: weakref.WeakValueDictionary[str, ThreadRanks] = weakref.WeakVa
 class ThreadRanks:
     """A virtual rank: one thread of a process that plays all ranks (tx.testing.World)."""
 
-    def __init__(self, rank: int, ranks: Sequence[int], meeting: _Meeting, device: torch.device) -> None:
+    def __init__(self, rank: int, ranks: Sequence[int], meeting: _Meeting, device: torch.device, host: int) -> None:
         self.rank = rank
         self.size = len(ranks)
         self.ranks = tuple(ranks)
         self.meeting = meeting
         self.device = device
+        self.host = host  # ranks of different virtual hosts do not reach each other's memory
         self.name = f"virtual {next(_numbers)}"
         _virtual_by_name[self.name] = self
 
     @classmethod
-    def world(cls, size: int, device: torch.device) -> list[ThreadRanks]:
-        meeting = _Meeting(size)
-        return [cls(rank, range(size), meeting, device) for rank in range(size)]
+    def world(cls, hosts: Sequence[int], device: torch.device) -> list[ThreadRanks]:
+        """One rank for each entry of `hosts`, on that virtual host."""
+        meeting = _Meeting(len(hosts))
+        return [cls(rank, range(len(hosts)), meeting, device, host) for rank, host in enumerate(hosts)]
 
     def exchange(self, value: Any) -> list[Any]:
         self.meeting.values[self.rank] = value
@@ -129,7 +131,7 @@ class ThreadRanks:
             raise PlanError(f"rank {self.rank} is not in the subgroup {key}")
         with self.meeting.lock:
             meeting = self.meeting.subgroups.setdefault(key, _Meeting(len(key)))
-        return ThreadRanks(key.index(self.rank), [self.ranks[r] for r in key], meeting, self.device)
+        return ThreadRanks(key.index(self.rank), [self.ranks[r] for r in key], meeting, self.device, self.host)
 
 
 _virtual: ContextVar[ThreadRanks | None] = ContextVar("virtual_rank", default=None)

@@ -138,6 +138,18 @@ def all_reduce(shapes: list[Shape], split_dim: int) -> Layout:
     return _reduction(shapes, split_dim, to_all=True)
 
 
+def all_reduce_one_shot(shapes: list[Shape]) -> Layout:
+    """The sum of all ranks' tensors, on every rank: all send all they have to all, who reduce it themselves."""
+    world, shape = len(shapes), shapes[0]
+    strides, size = strides_of(shape), prod(shape)
+    ranks = range(world)
+    routes = [
+        [Route(0, strides, source * size, strides, 0 if source == destination else size) for destination in ranks]
+        for source in ranks
+    ]
+    return Layout(shapes, [shape] * world, 1, [(0, world)] * world, routes, stage_elements=world * size)
+
+
 def all_gather(shapes: list[Shape], concat_dim: int) -> Layout:
     """All ranks' tensors, concatenated along concat_dim, where their sizes may differ, on every rank."""
     world = len(shapes)

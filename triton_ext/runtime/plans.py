@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import atexit
 import os
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -17,11 +18,14 @@ import triton.language as tl
 from triton import knobs
 
 from .. import passes
+from ..backends.cpu.pool import native_code
 from ..errors import CollectiveTimeout, PeerLost, PlanError
-from ..passes import abi, dialect
-from . import groups, layout
+from ..passes import abi, dialect, nvshmem
+from . import groups, layout, proxy, trace, transfers
 from .groups import Group, ThreadRanks
-from .memory import SymmetricMemory
+from .memory import MemoryRegion, SymmetricMemory, host_of
+from .shipment import Incoming, Outgoing, Shipment
+from .transports import tcp
 from .watch import Peers, Watch, watch_for
 
 _DTYPES = {
@@ -36,7 +40,8 @@ _DTYPES = {
     torch.uint8: "uint8",
 }
 _LINE = 64  # bytes between words that different ranks write
-_SIGNALS = ("READY", "ARRIVED", "REDUCED", "LEFT")  # words that each rank has at each other rank
+_WAITED_FOR = ("READY", "ARRIVED", "REDUCED")
+_SIGNALS = (*_WAITED_FOR, "LEFT")  # words that each rank has at each other rank
 _FREED = 100  # STATUS of a plan that was freed; not a kernel's code
 
 
@@ -70,6 +75,11 @@ class Plan(PlanArguments):
         return self._state.layout.shapes[self._state.group.rank]
 
     @property
+    def is_between_hosts(self) -> bool:
+        """Whether slices of what this rank computes are sent to other hosts while it computes."""
+        return self._state.shipment is not None
+
+    @property
     def is_freed(self) -> bool:
         return self._state.memory is None
 
@@ -89,20 +99,6 @@ class Plan(PlanArguments):
         self._state.free()
 
 
-class MemoryRegion(NamedTuple):
-    """A part of one rank's symmetric memory. words, per_run: names of its 8-byte words, and by how much a run grows
-    them, where it consists of words.
-    """
-
-    name: str
-    address: int
-    nbytes: int
-    unit_bytes: int
-    shape: tuple[int, ...] = ()
-    words: dict[int, str] = {}  # noqa: RUF012
-    per_run: dict[int, int] = {}  # noqa: RUF012
-
-
 @dataclass(eq=False)
 class _State:
     """The host's side of a plan."""
@@ -118,7 +114,10 @@ class _State:
     wire_bytes: int
     peers: Peers
     watch: Watch
+    shipment: Shipment | None
     split_dim: int = 0
+    outbox: transfers.Outbox | None = None
+    outbox_offset: int = 0
     programs_at_free: int = 0
 
     def __post_init__(self) -> None:
@@ -147,9 +146,9 @@ class _State:
         return self.memory.local[self.result_offset :][:nbytes].view(self.dtype).view(shape)
 
     def regions(self) -> list[MemoryRegion]:
-        """This rank's signals, result and staging area: everything that a peer may write."""
+        """This rank's signals, result and staging area, which peers may write, and its outbox."""
         assert self.memory is not None
-        me, base = self.group.rank, self.memory.addresses[self.group.rank]
+        me, base = self.group.rank, self.memory.local.data_ptr()
         words, per_run = {}, {}
         for peer in range(self.layout.world):
             route = self.layout.routes[peer][me]
@@ -165,6 +164,7 @@ class _State:
             MemoryRegion("signals", base, self.layout.world * len(_SIGNALS) * _LINE, 8, (), words, per_run),
             MemoryRegion("result", base + self.result_offset, prod(shape) * size, size, shape),
             MemoryRegion("staging area", base + self.stage_offset, stage * self.wire_bytes, max(self.wire_bytes, 1)),
+            *(self.outbox.regions(base + self.outbox_offset) if self.outbox else ()),
         ]
 
     def look(self) -> None:
@@ -191,7 +191,8 @@ class _State:
         left: list[int] = []
         if self.signals is not None:
             left = np.flatnonzero(self.signals[:, _SIGNALS.index("LEFT")]).tolist()
-        return sorted({*self.peers.dead(), *left} - {self.group.rank})
+        lost = self.shipment.lost if self.shipment else {}
+        return sorted({*self.peers.dead(), *left, *lost} - {self.group.rank})
 
     def _lacks(self, rank: int) -> bool:
         """Whether the run in progress still misses something of a rank."""
@@ -243,7 +244,10 @@ class _State:
 
     def _describe(self, rank: int) -> str:
         dead = rank in self.peers.dead()
-        state = f"process {self.peers.pids[rank]} has ended" if dead else "it has left the plan"
+        if self.shipment and rank in self.shipment.lost:
+            state = f"on another host, {self.shipment.lost[rank]}"
+        else:
+            state = f"process {self.peers.pids[rank]} has ended" if dead else "it has left the plan"
         overall = self.group.global_rank(rank)
         return f"rank {rank}" + (f" (global rank {overall})" if overall != rank else "") + f" ({state})"
 
@@ -251,7 +255,18 @@ class _State:
         """Tell the peers that this rank stores nothing more."""
         if self.memory is not None and self.words is not None:
             for segment in self.memory.segments:
-                _signals(segment, self.layout.world)[self.group.rank, _SIGNALS.index("LEFT")] = 1
+                if segment is not None:
+                    _signals(segment, self.layout.world)[self.group.rank, _SIGNALS.index("LEFT")] = 1
+        if self.shipment is not None:
+            in_order = not self.word(abi.STATUS)
+            proxy.proxy().retire(self.shipment, groups.timeout_s() if in_order else 0)
+            if not proxy.proxy().finish(self.shipment) and in_order:
+                warnings.warn(
+                    f"rank {self.group.rank} of {self.layout.world}: a plan of {self.collective} ended before peers on "
+                    f"other hosts took what it had for them, within {groups.timeout_s():g} s",
+                    stacklevel=3,
+                )
+            self.shipment = None
 
     def free(self) -> None:
         if self.memory is None:
@@ -281,6 +296,7 @@ def _after_launch(_metadata: Any) -> None:
 def _leave_all() -> None:
     for state in list(_live):
         state.leave()
+    proxy.finish(wait_until_closed=True)
 
 
 def free_all(owner: ThreadRanks | None) -> None:
@@ -377,7 +393,18 @@ def _make(
         split_dim,
         where.alignment(16 // min(dtype.itemsize, wire.itemsize), split_dim if collective in dialect.SPLIT else -1),
     )
+    if len(set(group.exchange(host_of(group)))) > 1:
+        transport = nvshmem.transport() if place.type == "cuda" else dialect.PROXY
+        spec = replace(spec, transport=transport, slice_dim=_slice_dim(spec, arguments))
     return _build(group, spec, where, dtype, wire, place)
+
+
+def _slice_dim(spec: dialect.Spec, arguments: dict[str, Any]) -> int:
+    """Along which slices of what goes to a peer are contiguous in an outbox: not the last of several dimensions. Where
+    an all_to_all concatenates what its ranks send, a rank computes one part after the other (a table, say).
+    """
+    dim = int(arguments["concat_dim"]) if spec.collective == "all_to_all" else 0
+    return dim if dim < spec.ndim - 1 else 0
 
 
 def _build(
@@ -389,14 +416,23 @@ def _build(
     # The same on every rank, so that a peer's addresses need no exchange.
     result_bytes = max(prod(shape) for shape in where.result_shapes) * dtype.itemsize
     stage_offset = _align(result_offset + result_bytes)
-    nbytes = _align(stage_offset + where.stage_elements * wire.itemsize, 4096)
-    memory = SymmetricMemory(group, nbytes, device)
+    outbox_offset = _align(stage_offset + where.stage_elements * wire.itemsize)
+    outbox, outbox_bytes = None, 0
+    far: list[list[int]] = [[] for _ in range(world)]
+    if spec.transport:
+        hosts = group.exchange(host_of(group))
+        item_bytes = {abi.OF_RESULT: dtype.itemsize, abi.OF_STAGE: wire.itemsize}
+        far = [[peer for peer in range(world) if hosts[peer] != hosts[rank]] for rank in range(world)]
+        boxes = [transfers.Outbox.of(spec, where, rank, far[rank], item_bytes) for rank in range(world)]
+        outbox, outbox_bytes = boxes[me], max(box.nbytes for box in boxes)
+    trace.start_if_asked(group.global_rank(me), dist.get_world_size() if dist.is_initialized() else world)
+    memory = SymmetricMemory(group, _align(outbox_offset + outbox_bytes, 4096), device)
     watch = watch_for(device)
 
-    def signal(at: int, of: int, name: str) -> int:
-        return memory.addresses[at] + (of * len(_SIGNALS) + _SIGNALS.index(name)) * _LINE
+    def signal(segment: int, of: int, name: str) -> int:
+        return segment + (of * len(_SIGNALS) + _SIGNALS.index(name)) * _LINE
 
-    table = torch.zeros(abi.table_words(world), dtype=torch.int64)
+    table = torch.zeros(abi.table_words(world, bool(spec.transport)), dtype=torch.int64)
     shape = where.shapes[me]
     table[abi.RANK] = me
     table[abi.WORLD] = world
@@ -404,23 +440,60 @@ def _build(
     table[abi.SHARD] = where.shard
     table[abi.DESTINATION_BEGIN], table[abi.DESTINATION_END] = where.destinations[me]
     table[abi.CLOCK] = watch.clock_ms.data_ptr()
+    table[abi.BELL] = native_code().bell
     table[abi.TIMEOUT_MS] = int(groups.timeout_s() * 1000)
-    for peer in range(world):
+    mine = memory.addresses[me]
+    assert mine is not None
+    for peer, address in enumerate(memory.addresses):
         there, here = where.routes[me][peer], where.routes[peer][me]
         row = table[abi.PEERS + peer * abi.PEER_WORDS :]
-        row[abi.RESULT] = memory.addresses[peer] + result_offset + there.origin * dtype.itemsize
-        row[abi.RESULT_STRIDE : abi.RESULT_STRIDE + len(shape)] = torch.tensor(there.strides)
+        if address is not None:
+            row[abi.RESULT] = address + result_offset + there.origin * dtype.itemsize
+            row[abi.RESULT_STRIDE : abi.RESULT_STRIDE + len(shape)] = torch.tensor(there.strides)
+            if spec.reduces:
+                row[abi.STAGE] = address + stage_offset + there.stage_origin * wire.itemsize
+                row[abi.STAGE_STRIDE : abi.STAGE_STRIDE + len(shape)] = torch.tensor(there.stage_strides)
+            for name in _WAITED_FOR:
+                row[getattr(abi, name)] = signal(address, me, name)
         if spec.reduces:
-            row[abi.STAGE] = memory.addresses[peer] + stage_offset + there.stage_origin * wire.itemsize
-            row[abi.STAGE_HERE] = memory.addresses[me] + stage_offset + here.stage_origin * wire.itemsize
-            row[abi.STAGE_STRIDE : abi.STAGE_STRIDE + len(shape)] = torch.tensor(there.stage_strides)
-        for name in ("READY", "ARRIVED", "REDUCED"):
-            row[getattr(abi, name)] = signal(peer, me, name)
-            row[getattr(abi, f"{name}_HERE")] = signal(me, peer, name)
+            row[abi.STAGE_HERE] = mine + stage_offset + here.stage_origin * wire.itemsize
+            row[abi.STAGE_HERE_STRIDE : abi.STAGE_HERE_STRIDE + len(shape)] = torch.tensor(here.stage_strides)
+        for name in _WAITED_FOR:
+            row[getattr(abi, f"{name}_HERE")] = signal(mine, peer, name)
         row[abi.EXPECTED] = here.expected
         row[abi.EXPECTED_REDUCED] = here.expected_reduced
+        if outbox:
+            transfer_row = table[abi.PEERS + world * abi.PEER_WORDS + peer * abi.TRANSFER_WORDS :]
+            transfer_row[abi.PE] = -1
+            if address is None:
+                transfer_row[abi.PE], segment = memory.remote[peer]
+                signals = {name: signal(segment, me, name) for name in _WAITED_FOR}
+                buffers = {abi.OF_RESULT: segment + result_offset, abi.OF_STAGE: segment + stage_offset}
+                transfer_row[abi.READY_THERE] = signals["READY"]
+                row[abi.READY] = mine + outbox_offset + peer * 8
+                outbox.fill(row, transfer_row, peer, mine + outbox_offset, buffers, signals)
+    words = table.numpy()
     table = table.to(device)
-    peers = Peers(group.exchange(os.getpid()))
+    shipment = None
+    if outbox and spec.transport == dialect.PROXY:
+        shipment = _ship(
+            group,
+            spec,
+            where,
+            memory,
+            outbox,
+            outbox_offset,
+            {abi.OF_RESULT: (result_offset, dtype.itemsize), abi.OF_STAGE: (stage_offset, wire.itemsize)},
+            far[me],
+        )
+    pids = group.exchange(os.getpid())  # and all have their connections
+    trace.add_plan(spec.collective, words, {group.global_rank(rank): pid for rank, pid in enumerate(pids)})
+    peers = Peers(
+        [
+            pid if segment is not None else None
+            for pid, segment in zip(pids, memory.segments or [None] * world, strict=True)
+        ]
+    )
     plan = Plan(table, tl.constexpr(spec.encode()))
     plan._state = _State(
         spec.collective,
@@ -434,13 +507,71 @@ def _build(
         wire.itemsize,
         peers,
         watch,
+        shipment,
         spec.split_dim,
+        outbox,
+        outbox_offset,
     )
     _live.add(plan._state)
+    if shipment:
+        weakref.finalize(plan._state, _drop, shipment).atexit = False
     watch.add(plan._state)
     if device.type == "cpu" and _after_launch not in knobs.runtime.launch_exit_hook.calls:
         knobs.runtime.launch_exit_hook.add(_after_launch)
     return plan
+
+
+def _ship(
+    group: Group,
+    spec: dialect.Spec,
+    where: layout.Layout,
+    memory: SymmetricMemory,
+    outbox: transfers.Outbox,
+    outbox_offset: int,
+    buffers: dict[int, tuple[int, int]],
+    far: list[int],
+) -> Shipment:
+    """Connect with the peers of other hosts, and hand what goes there and comes from there to the proxy. Collective.
+
+    buffers: offset of the result and of the staging area in each segment, and bytes per element, by kind of transfer.
+    """
+    me, segment = group.rank, memory.local.numpy()
+    outgoing, incoming = {}, {}
+    for peer, kind in outbox.transfers:
+        transfer, (counters, data) = outbox.transfers[peer, kind], outbox.places[peer, kind]
+        box = segment[outbox_offset:]
+        elements = memoryview(cast(Any, box[data:][: transfer.elements * transfer.item_bytes]))
+        outgoing[peer, kind] = Outgoing(transfer, box[counters:][: transfer.slices * 8].view(np.int64), elements)
+    signals = _signals(memory.local, where.world).numpy()
+    item_bytes = {kind: size for kind, (_, size) in buffers.items()}
+    for peer in far:
+        for kind, transfer in transfers.outgoing(spec, where, peer, me, item_bytes).items():
+            offset, size = buffers[kind]
+            there = segment[offset + transfer.there * size :].view() if transfer.elements else segment[:0]
+            shape = [transfer.shape[dim] for dim in transfer.order]
+            strides = [transfer.strides[dim] * size for dim in transfer.order]
+            unit = np.dtype(f"i{size}")
+            target = np.ndarray(shape, unit, there.data, 0, strides) if transfer.elements else np.empty(shape, unit)
+            arrival = "REDUCED" if kind == abi.OF_RESULT and spec.reduces else "ARRIVED"
+            counter = signals[peer, _SIGNALS.index(arrival) :][:1]
+            if transfer.elements:
+                incoming[peer, kind] = Incoming(transfer, target, counter)
+    announced = segment[outbox_offset:][: where.world * 8].view(np.int64)
+    shipment = Shipment(
+        tcp.connect(group, far),
+        outgoing,
+        incoming,
+        announced,
+        signals[:, _SIGNALS.index("READY")],
+        spec.collective != "all_reduce",
+    )
+    proxy.proxy().add(shipment)
+    return shipment
+
+
+def _drop(shipment: Shipment) -> None:
+    """A plan is no longer referred to: nobody waits, but what it has for other hosts goes there."""
+    proxy.proxy().retire(shipment, groups.timeout_s())
 
 
 def _device(group: Group, device: torch.device | str | None) -> torch.device:
@@ -488,25 +619,31 @@ def all_reduce(
     *,
     acc_dtype: torch.dtype | None = None,
     wire_dtype: torch.dtype | None = None,
+    shots: int = 2,
     group: GroupLike = None,
     device: DeviceLike = None,
 ) -> Plan:
     """The sum of all ranks' tensors of `shape`, on every rank; bitwise the same on all, and in every run.
 
+    shots: 2 (owners sum their parts, and send the sums to all) moves the fewest bytes; 1 (all send all to all, and sum
+    it in one program at the end) waits for peers once: for small tensors.
+
     Partial values travel as wire_dtype (default: dtype) and are summed in rank order in acc_dtype (default: float32,
     or dtype where that is wider or an integer). Collective; raises PlanError on every rank if the ranks disagree.
     """
+    if shots not in (1, 2):
+        raise PlanError(f"shots={shots}: an all_reduce takes 1 or 2")
     ranks = groups.resolve(group)
     split = max(range(len(shape)), key=lambda dim: shape[dim], default=0)
     return _make(
         ranks,
-        "all_reduce",
+        "all_reduce" if shots == 2 else dialect.ONE_SHOT,
         dtype,
         device,
         {},
         shape,
         None,
-        lambda shapes, _: layout.all_reduce(shapes, split),
+        lambda shapes, _: layout.all_reduce(shapes, split) if shots == 2 else layout.all_reduce_one_shot(shapes),
         split,
         wire_dtype,
         acc_dtype,
@@ -600,11 +737,13 @@ def _lay_out_put(shapes: list[layout.Shape], destinations: list[int | None]) -> 
     return layout.put(shapes, destinations)
 
 
-def signature(collective: str, ndim: int, dtype: str = "fp32", alignment: int = 4) -> tuple[PlanArguments, str]:
+def signature(
+    collective: str, ndim: int, dtype: str = "fp32", alignment: int = 4, transport: str = ""
+) -> tuple[PlanArguments, str]:
     """For compiling ahead of time: the plan's types as Triton writes them, and the value of its constant `spec`.
 
     The signature's entry 1 is a constexpr; give its value under the path (position of the plan, 1).
     """
     acc = "fp32" if dtype in ("fp16", "bf16") else dtype
-    spec = dialect.Spec(collective, ndim, dtype, dtype, acc, 0, alignment)
+    spec = dialect.Spec(collective, ndim, dtype, dtype, acc, 0, alignment, transport=transport)
     return PlanArguments("*i64", "constexpr"), spec.encode()

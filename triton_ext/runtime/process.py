@@ -6,7 +6,8 @@ import os
 
 import torch.distributed as dist
 
-from . import plans
+from . import plans, proxy, trace
+from .transports import nvshmem
 
 _owns_group = False
 
@@ -28,9 +29,15 @@ def init() -> dist.ProcessGroup:
 
 
 def shutdown() -> None:
-    """Free this process's plans, and end the process group if init() made it."""
+    """Free this process's plans, leave NVSHMEM, and end the process group if init() made it.
+
+    Collective in a job that has used NVSHMEM.
+    """
     global _owns_group
     plans.free_all(None)
+    proxy.finish()
+    trace.stop()
+    nvshmem.close()
     if _owns_group and dist.is_initialized():
         dist.destroy_process_group()
     _owns_group = False

@@ -75,15 +75,15 @@ os.register_at_fork(after_in_child=_forget)
 
 
 class Peers:
-    """The processes of the other ranks."""
+    """The processes of the other ranks of this host; None for a rank of another one."""
 
-    def __init__(self, pids: list[int]) -> None:
+    def __init__(self, pids: list[int | None]) -> None:
         self.pids = pids
         self._descriptors: dict[int, int] = {}
         for rank, pid in enumerate(pids):
-            if pid != os.getpid():
+            if pid not in (None, os.getpid()):
                 with contextlib.suppress(ProcessLookupError):
-                    self._descriptors[rank] = os.pidfd_open(pid)
+                    self._descriptors[rank] = os.pidfd_open(pid or 0)
 
     def dead(self) -> list[int]:
         """Ranks whose process has ended."""
@@ -91,7 +91,8 @@ class Peers:
         for descriptor in list(self._descriptors.values()):
             poll.register(descriptor, select.POLLIN)
         ready = {descriptor for descriptor, _ in poll.poll(0)}
-        gone = [rank for rank, pid in enumerate(self.pids) if pid != os.getpid() and rank not in self._descriptors]
+        others = (rank for rank, pid in enumerate(self.pids) if pid not in (None, os.getpid()))
+        gone = [rank for rank in others if rank not in self._descriptors]
         return gone + [rank for rank, descriptor in list(self._descriptors.items()) if descriptor in ready]
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..passes import abi
+from .card import Put
 from .memory import Memory, Place, Region
 from .program import Program
 from .report import Finding, place_of
@@ -18,6 +19,7 @@ from .schedule import Action, Schedule
 from .translate import Code
 
 _TRACE = 12  # events that a finding shows
+_PUTS = 1000  # components of the clocks for what network cards do
 _STEPS = 3_000_000  # a simulation that takes more never ends
 _FAILURES = {value: name for name, value in vars(abi).items() if name.startswith("FAILED_")}
 
@@ -77,7 +79,13 @@ class Machine:
         self._first = np.concatenate([[0], np.cumsum(self.programs)]).tolist()
         per_run = 2 * self._first[-1]
         self._hosts = per_run * runs  # the components of the hosts come last
-        self.ranks = [_Rank(rank, np.zeros(self._hosts + self.world, np.int32)) for rank in range(self.world)]
+        self._cards = self._hosts + self.world  # and behind them, those of the cards, where there are any
+        has_cards = any(region.place.name.startswith("outbox") for region in self.memory.regions)
+        components = self._cards + (_PUTS if has_cards else 0)
+        self.ranks = [_Rank(rank, np.zeros(components, np.int32)) for rank in range(self.world)]
+        self.puts: list[Put] = []
+        self.landed: dict[int, Any] = {}  # by signal: the clock of a program that has called NVSHMEM's wait for it
+        self._put_by: list[int] = []  # ranks, of all puts
         for rank in self.ranks:
             rank.clock[self._hosts + rank.index] = 1
         self.steps = 0
@@ -100,6 +108,8 @@ class Machine:
                     if self.steps > _STEPS:
                         self.fail("livelock", None, None, f"no end after {_STEPS} steps")
                     self._do(self.schedule.choose(actions))
+                while self.puts:
+                    self._advance(self.puts[0])
                 self._check_counts()
         except Found as found:
             return found.finding
@@ -118,10 +128,35 @@ class Machine:
             for index, (program, _) in rank.active.items():
                 if not program.is_blocked():
                     actions.append(Action("step", rank.index, index))
+            if self.schedule.delivery != "late":
+                actions += self._card_actions(rank)
             if self.schedule.delivery == "random":
                 undelivered = (p for p in [*(p for p, _ in rank.active.values()), *rank.ended] if p.pending)
                 actions += [Action("deliver", rank.index, program.index) for program in undelivered]
+        if not actions:
+            actions = [action for rank in self.ranks for action in self._card_actions(rank)]
         return actions
+
+    def _card_actions(self, rank: _Rank) -> list[Action]:
+        return [Action("card", rank.index, n) for n, put in enumerate(self.puts) if put.rank == rank.index]
+
+    def put(self, program: Program, target: int, source: int, nbytes: int, signal: int, count: int) -> None:
+        """Have the network card of a program's rank do something, soon."""
+        if len(self._put_by) == _PUTS:
+            self.fail("too large", program, None, f"asks for more than {_PUTS} puts: simulate fewer runs")
+        component = self._cards + len(self._put_by)
+        self._put_by.append(program.rank)
+        said = program.scalar_clock.copy()
+        clock = said.copy()
+        clock[component] = 1
+        put = Put(program.rank, program.run, component, said, clock, source, target, nbytes, signal, count)
+        self.puts.append(put)
+        while self.schedule.delivery == "at once" and put in self.puts:
+            self._advance(put)
+
+    def _advance(self, put: Put) -> None:
+        if put.advance(self):
+            self.puts.remove(put)
 
     def _do(self, action: Action) -> None:
         rank = self.ranks[action.rank]
@@ -130,6 +165,8 @@ class Machine:
             rank.waiting = self.schedule.order(self.programs[rank.index])
         elif action.kind == "start":
             self._start(rank, rank.waiting.pop(0))
+        elif action.kind == "card":
+            self._advance(self.puts[action.program])
         elif action.kind == "deliver":
             program = next(p for p in [*(p for p, _ in rank.active.values()), *rank.ended] if p.index == action.program)
             program.deliver_one(self.schedule.random.randrange)
@@ -228,6 +265,8 @@ class Machine:
 
     def who(self, component: int) -> str:
         """A component in the author's terms."""
+        if component >= self._cards:
+            return f"the network card of rank {self._put_by[component - self._cards]}"
         if component >= self._hosts:
             return f"the host of rank {component - self._hosts}"
         run, rest = divmod(component // 2, self._first[-1])

@@ -323,6 +323,33 @@ class Program:
         for pending in self.pending:
             pending.is_ordered = True
 
+    def nvshmem(self, site: int, symbol: str, *args: Any) -> int:
+        """A call of NVSHMEM, by the program's first thread."""
+        self._wrote = True
+        if symbol == "nvshmem_putmem_signal_nbi":
+            target, source, nbytes, signal, count, _, _ = map(int, args)
+            self.machine.put(self, target, source, nbytes, signal, count)
+        elif symbol == "nvshmemx_signal_op":
+            signal, count, _, _ = map(int, args)
+            self.machine.put(self, 0, 0, 0, signal, count)
+        elif symbol == "nvshmem_signal_wait_until":
+            signal, _, count = map(int, args)
+            self._receive(site, signal, count)
+        else:
+            self.machine.fail("not simulated", self, site, f"calls {symbol}")
+        self._tick()
+        return 0
+
+    def _receive(self, site: int, signal: int, count: int) -> None:
+        [(region, _)] = self._regions(site, "waits for", np.array([signal]), 8)
+        unit = (signal - region.start) // 8
+        if region.view(np.dtype(np.int64))[unit] < count:
+            self.machine.fail(
+                "deadlock", self, site, f"waits in NVSHMEM, without a timeout, for {region.describe(unit)}"
+            )
+        if (landed := self.machine.landed.get(signal)) is not None:
+            np.maximum(self.scalar_clock, landed, out=self.scalar_clock)
+
     def check(self, site: int, condition: Any, message: str) -> None:
         if not np.all(condition):
             self.machine.fail("assertion", self, site, message)

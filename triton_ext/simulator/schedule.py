@@ -12,7 +12,7 @@ _HORIZON = 400  # steps within which they lie
 @dataclass(frozen=True)
 class Action:
     """launch: rank begins its next run. start: a program takes a free slot. step: it goes on to its next shared access.
-    deliver: one of its stores becomes visible.
+    deliver: one of its stores becomes visible. card: a rank's network card goes on with a put, number `program`.
     """
 
     kind: str

@@ -18,7 +18,7 @@ from triton.runtime.jit import JITFunction
 
 from ..errors import SimulationError
 from ..ir import read_module
-from ..passes import abi
+from ..passes import abi, dialect, nvshmem
 from ..runtime.plans import Plan
 from ..testing import World
 from .machine import Launch, Machine
@@ -43,23 +43,30 @@ class Simulation:
     """A kernel with its arguments on every rank of a world, ready to be run with any seed.
 
     kernel: a @triton.jit function. args(rank): the kernel's arguments by name, plans among them, and `grid`; called
-    once on each of `world` virtual ranks. expected(rank): what the result of the (first) plan must be.
+    once on each of `world` virtual ranks. expected(rank): what the result of the (first) plan must be. hosts: the
+    virtual host of each rank; what goes to another one goes through NVSHMEM.
     """
 
     def __init__(
-        self, kernel: JITFunction, world: int, args: Arguments, expected: Callable[[int], torch.Tensor] | None = None
+        self,
+        kernel: JITFunction,
+        world: int,
+        args: Arguments,
+        expected: Callable[[int], torch.Tensor] | None = None,
+        hosts: Sequence[int] | None = None,
     ) -> None:
         self.kernel, self.world = kernel, world
         self.places: dict[int, Place] = {}
         self._texts: list[str] = []
         self._bound: list[tuple[list[Any], tuple[int, int, int]]] = []
         dtypes: list[torch.dtype] = []
-        for text, bound, grid, places, keywords in World(world).run(self._prepare, args):
+        for text, bound, grid, places, keywords in World(world, hosts=hosts).run(self._prepare, args):
             dtypes += [value._state.dtype for value in keywords.values() if isinstance(value, Plan)][:1]
             self._texts.append(text)
             self._bound.append((bound, grid))
             for place in places:
-                self.places.setdefault(place.address, place)
+                if place.content.size:
+                    self.places.setdefault(place.address, place)
         self.expected = [expected(rank).to(dtype) for rank, dtype in enumerate(dtypes)] if expected else None
         self.modules = {text: read_module(text) for text in self._texts}
         self.codes = {text: translate(module) for text, module in self.modules.items()}
@@ -87,7 +94,7 @@ class Simulation:
         for name, value in bound.arguments.items():
             if isinstance(value, torch.Tensor) and not any(_contains(place, value) for place in places):
                 places.append(_place_of(value, name, rank))
-        source = self.kernel.warmup(grid=grid, **keywords).src
+        source = self._source(grid, bound.arguments)
         arguments: list[Any] = []
         for kind, value in zip(source.signature.values(), bound.arguments.values(), strict=True):
             _flatten(kind, value, arguments)
@@ -95,6 +102,14 @@ class Simulation:
             text = lowered_ir(source)
         x, y, z, *_ = (*map(int, grid), 1, 1)
         return text, arguments, (x, y, z), places, keywords
+
+    def _source(self, grid: Any, arguments: Mapping[str, Any]) -> Any:
+        """Triton's ASTSource of the kernel, specialised for its arguments; for NVSHMEM between hosts."""
+        source = self.kernel.warmup(grid=grid, **arguments).src
+        for index, value in enumerate(arguments.values()):
+            if isinstance(value, Plan) and (spec := dialect.Spec.decode(value.spec.value)).transport:
+                source.constants[index, 1] = replace(spec, transport=nvshmem.LIBRARY).encode()
+        return source
 
     def run(
         self,
@@ -161,14 +176,15 @@ def simulate(
     resident: int | None = None,
     partial: bool = False,
     expected: Callable[[int], torch.Tensor] | None = None,
+    hosts: Sequence[int] | None = None,
 ) -> Report:
     """Run a kernel's lowered IR for `world` ranks with many interleavings, and raise SimulationError for a fault.
 
-    kernel, args, expected: as in Simulation. seeds: how many, or which. runs: launches in a row. resident: programs of
-    a rank under way at once (default: all; where it is not given, every other seed has 1 or 2). partial: the kernel
-    means to leave elements of the result unwritten.
+    kernel, args, expected, hosts: as in Simulation. seeds: how many, or which. runs: launches in a row. resident:
+    programs of a rank under way at once (default: all; where it is not given, every other seed has 1 or 2). partial:
+    the kernel means to leave elements of the result unwritten.
     """
-    simulation = Simulation(kernel, world, args, expected)
+    simulation = Simulation(kernel, world, args, expected, hosts)
     report = Report(kernel.__name__, world, runs)
     for seed in range(seeds) if isinstance(seeds, int) else seeds:
         finding, steps = simulation.run(seed, runs, resident or residents(seed), partial)
@@ -235,9 +251,10 @@ def _places_of(plan: Plan, name: str, rank: int) -> list[Place]:
     ]
     for region in state.regions():
         content = np.full(region.nbytes, _POISON, np.uint8)
-        if region.name == "signals":
+        if region.words:
             content[:] = 0
-        about = (region.unit_bytes, True, region.name != "signals", region.shape, region.words, region.per_run)
+        is_output = not region.words  # what consists of words is not written anew in every run
+        about = (region.unit_bytes, True, is_output, region.shape, region.words, region.per_run)
         places.append(Place(f"{region.name} of {name}", rank, region.address, content, *about))
     clock = state.watch.clock_ms
     places.append(Place("clock", rank, clock.data_ptr(), _bytes(clock)))

@@ -362,6 +362,19 @@ class _Writer:
         element = self.element_index(self.pointee(op))
         self.assign(op.results, [f"m.cas({self.site(op)}, {element}, {how}, {', '.join(args)})"])
 
+    def op_tt_extern_elementwise(self, op: Operation) -> None:
+        symbol = _text(op, "symbol")
+        if not symbol.startswith("nvshmem"):
+            raise SimulationError(f"{source_line(op)}: {op.name} of {symbol} is not simulated")
+        self.line("yield")
+        self.assign(op.results, [f"m.nvshmem({self.site(op)}, {symbol!r}, {', '.join(self.operands(op))})"])
+
+    def op_tt_elementwise_inline_asm(self, op: Operation) -> None:
+        text = _text(op, "asm_string")
+        if "%tid.x" not in text:
+            raise SimulationError(f"{source_line(op)}: {op.name} of {text!r} is not simulated")
+        self.assign(op.results, ["0"])  # a program's scalars are those of its first thread
+
     def op_gpu_barrier(self, op: Operation) -> None:
         self.line(f"m.barrier({self.site(op)})")
 

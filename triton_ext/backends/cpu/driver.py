@@ -11,7 +11,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -24,12 +23,6 @@ from . import abi, pool, sanitizer
 from .codegen import native
 
 _ELF_SYMBOL_TABLE = 2
-
-
-#: Enters a context around the programs of every launch, if somebody has set it: called with the kernel's metadata, the
-#: grid and the arguments, it says where to record the programs, or None.
-observe: Callable[[Any, tuple[int, int, int], tuple[Any, ...]], AbstractContextManager[pool.Recording | None]] | None
-observe = None
 
 
 class _Code:
@@ -94,7 +87,7 @@ class CPULauncher:
         signature = list(src.signature.values())
         names = [name if isinstance(name, str) else f"argument {name}" for name in src.signature]
         self.pack = abi.packer(names, signature)
-        self.metadata = metadata
+        self.scratch_bytes = metadata.scratch_bytes
         self.sanitizer = None
         if metadata.sanitize:
             self.sanitizer = sanitizer.Sanitizer(metadata.name, names, signature, metadata.sites)
@@ -116,29 +109,16 @@ class CPULauncher:
         if enter_hook is not None:
             enter_hook(launch_metadata)
         grid = grid_x, grid_y, grid_z
-        if observe is None:
-            self._run(function, packed, grid, args)
+        if self.sanitizer is None:
+            pool.run_grid(function, packed, grid, self.scratch_bytes)
         else:
-            with observe(self.metadata, grid, args) as recording:
-                self._run(function, packed, grid, args, recording)
+            self._run_checked(self.sanitizer.launch(args, grid), function, packed, grid)
         if exit_hook is not None:
             exit_hook(launch_metadata)
 
-    def _run(
-        self,
-        function: int,
-        packed: bytes,
-        grid: tuple[int, int, int],
-        args: tuple[Any, ...],
-        recording: pool.Recording | None = None,
-    ) -> None:
-        scratch_bytes = self.metadata.scratch_bytes
-        if self.sanitizer is None:
-            pool.run_grid(function, packed, grid, scratch_bytes, recording)
-            return
-        launch = self.sanitizer.launch(args, grid)
+    def _run_checked(self, launch: sanitizer.Launch, function: int, packed: bytes, grid: tuple[int, int, int]) -> None:
         try:
-            pool.run_grid(function, packed + launch.packed, grid, scratch_bytes, recording)
+            pool.run_grid(function, packed + launch.packed, grid, self.scratch_bytes)
         finally:  # an assertion that failed may have seen what an access outside left behind
             launch.check()
 

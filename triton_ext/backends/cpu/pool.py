@@ -2,9 +2,6 @@
 
 The caller runs programs itself and waits only for helpers that are inside a program of this very launch. So launches
 never wait for one another's programs, and programs of one launch may wait, through memory, for those of another.
-
-A launch can be recorded, if somebody gives it a ring: when each program ran, and which word in memory it polled how
-long. The loop that records is another one, so a launch that is not recorded costs nothing more.
 """
 
 from __future__ import annotations
@@ -14,94 +11,172 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from typing import NamedTuple
+from typing import Protocol
 
 import llvmlite.binding as llvm
-import numpy as np
 import torch
 
 from ...errors import LaunchError
 from .codegen import native
 
-# What kernels may call, and the loops that run programs; they return when the counter is used up.
-#
-# In the recorded loop, a thread's %tx_thread says where its waits go: kernels do not carry it, so it is the value of a
-# pthread key. A wait begins with iteration 0 of its loop; each further one moves its end.
+# What kernels may call, and the loop that runs programs. `work` returns when the counter is used up. A program that
+# makes tx_bell non-zero wakes, when it ends or waits, who sleeps on the eventfd.
 _NATIVE = r"""
 @tx_assert_message = global ptr null
+@tx_bell = global i64 0
+@tx_bell_eventfd = global i32 -1
+@one = internal constant i64 1
+@key = global i32 0
 
 declare i32 @sched_yield()
 declare i32 @nanosleep(ptr, ptr)
-declare i32 @clock_gettime(i32, ptr)
-declare ptr @pthread_getspecific(i32)
+declare i64 @write(i32, ptr, i64)
+declare i32 @pthread_key_create(ptr, ptr)
 declare i32 @pthread_setspecific(i32, ptr)
+declare ptr @pthread_getspecific(i32)
+declare i32 @clock_gettime(i32, ptr)
 declare void @{pause}({hint_type})
 
 @pause = internal constant {{ i64, i64 }} {{ i64 0, i64 50000 }}
 
-%tx_thread = type {{ ptr, i64, i64, i64, ptr }} ; ring, launch, thread, program, the wait that goes on or null
-%tx_ring = type {{ i64, i64, [6 x i64] }} ; events offered, capacity, up to a cache line
-%tx_event = type {{ i64, i64, i64, i64, i64, i64 }} ; begin, end, launch, thread, program, address
-
-define void @tx_relax(i64 %iteration, ptr %address) {{
-  %thread = call ptr @pthread_getspecific(i32 {key})
-  %is_recorded = icmp ne ptr %thread, null
-  br i1 %is_recorded, label %recorded, label %relax
-recorded:
-  %is_first = icmp eq i64 %iteration, 0
-  br i1 %is_first, label %begin, label %relax
-begin:
-  %begin_ns = call i64 @tx_nanoseconds()
-  %new = call ptr @event(ptr %thread, i64 %begin_ns, i64 %begin_ns, ptr %address)
-  %current = getelementptr %tx_thread, ptr %thread, i32 0, i32 4
-  store ptr %new, ptr %current
-  br label %relax
-relax:
-  call void @relax(i64 %iteration)
-  br i1 %is_recorded, label %end, label %done
-end:
-  %place = getelementptr %tx_thread, ptr %thread, i32 0, i32 4
-  %event = load ptr, ptr %place
-  %is_kept = icmp ne ptr %event, null
-  br i1 %is_kept, label %keep, label %done
-keep:
-  %end_ns = call i64 @tx_nanoseconds()
-  %end_place = getelementptr %tx_event, ptr %event, i32 0, i32 1
-  store i64 %end_ns, ptr %end_place
+define internal void @ring() {{
+  %bell = load atomic i64, ptr @tx_bell monotonic, align 8
+  %silent = icmp eq i64 %bell, 0
+  br i1 %silent, label %done, label %take
+take:
+  %taken = atomicrmw xchg ptr @tx_bell, i64 0 acq_rel
+  %missed = icmp eq i64 %taken, 0
+  br i1 %missed, label %done, label %call
+call:
+  %eventfd = load i32, ptr @tx_bell_eventfd
+  %ignored = call i64 @write(i32 %eventfd, ptr @one, i64 8)
   br label %done
 done:
   ret void
 }}
 
-define internal ptr @event(ptr %thread, i64 %begin_ns, i64 %end_ns, ptr %address) {{
-  %state = load %tx_thread, ptr %thread
-  %ring = extractvalue %tx_thread %state, 0
-  %number = atomicrmw add ptr %ring, i64 1 monotonic
-  %capacity_place = getelementptr %tx_ring, ptr %ring, i32 0, i32 1
-  %capacity = load i64, ptr %capacity_place
-  %fits = icmp ult i64 %number, %capacity
+; What is recorded: {{ i64 capacity, i64 taken, records }}. The address of a program's own record is 0; that of a wait
+; is the word that the program polled. A thread that records has %thread, as the value of a key: kernels do not pass it.
+; A wait's record is made when its loop goes round for the first time, and each further round moves its end.
+%record = type {{ i64, i64, i64, i64, i64, i64 }} ; launch, program, thread, begin, end, address
+%thread = type {{ ptr, i64, i64, i64, ptr }} ; records, launch, program, thread, the wait's record or null
+
+define internal ptr @take_record(ptr %of, i64 %begin, i64 %end, ptr %address) {{
+  %state = load %thread, ptr %of
+  %records = extractvalue %thread %state, 0
+  %taken_at = getelementptr i64, ptr %records, i32 1
+  %place = atomicrmw add ptr %taken_at, i64 1 monotonic
+  %capacity = load i64, ptr %records
+  %fits = icmp ult i64 %place, %capacity
   br i1 %fits, label %keep, label %drop
 drop:
   ret ptr null
 keep:
-  %launch = extractvalue %tx_thread %state, 1
-  %id = extractvalue %tx_thread %state, 2
-  %program = extractvalue %tx_thread %state, 3
+  %launch = extractvalue %thread %state, 1
+  %program = extractvalue %thread %state, 2
+  %number = extractvalue %thread %state, 3
   %word = ptrtoint ptr %address to i64
-  %e0 = insertvalue %tx_event undef, i64 %begin_ns, 0
-  %e1 = insertvalue %tx_event %e0, i64 %end_ns, 1
-  %e2 = insertvalue %tx_event %e1, i64 %launch, 2
-  %e3 = insertvalue %tx_event %e2, i64 %id, 3
-  %e4 = insertvalue %tx_event %e3, i64 %program, 4
-  %e5 = insertvalue %tx_event %e4, i64 %word, 5
-  %events = getelementptr %tx_ring, ptr %ring, i32 1
-  %place = getelementptr %tx_event, ptr %events, i64 %number
-  store %tx_event %e5, ptr %place, align 8
-  ret ptr %place
+  %r0 = insertvalue %record undef, i64 %launch, 0
+  %r1 = insertvalue %record %r0, i64 %program, 1
+  %r2 = insertvalue %record %r1, i64 %number, 2
+  %r3 = insertvalue %record %r2, i64 %begin, 3
+  %r4 = insertvalue %record %r3, i64 %end, 4
+  %r5 = insertvalue %record %r4, i64 %word, 5
+  %first = getelementptr i64, ptr %records, i32 2
+  %at = getelementptr %record, ptr %first, i64 %place
+  store %record %r5, ptr %at, align 8
+  ret ptr %at
 }}
 
-define internal void @relax(i64 %iteration) {{
+define internal void @begin_wait(ptr %of, ptr %address) {{
+  %now = call i64 @tx_nanoseconds()
+  %record = call ptr @take_record(ptr %of, i64 %now, i64 %now, ptr %address)
+  %wait_at = getelementptr %thread, ptr %of, i32 0, i32 4
+  store ptr %record, ptr %wait_at
+  ret void
+}}
+
+define internal void @prolong_wait(ptr %of) {{
+  %wait_at = getelementptr %thread, ptr %of, i32 0, i32 4
+  %record = load ptr, ptr %wait_at
+  %dropped = icmp eq ptr %record, null
+  br i1 %dropped, label %done, label %move
+move:
+  %now = call i64 @tx_nanoseconds()
+  %end_at = getelementptr %record, ptr %record, i32 0, i32 4
+  store i64 %now, ptr %end_at
+  br label %done
+done:
+  ret void
+}}
+
+define i32 @tx_make_key() {{
+  %status = call i32 @pthread_key_create(ptr @key, ptr null)
+  ret i32 %status
+}}
+
+define void @tx_work_recorded(ptr %kernel, ptr %args, i32 %gx, i32 %gy, i32 %gz, ptr %counter, ptr %scratch,
+                              ptr %records, i64 %launch, i64 %number) {{
+  %state = alloca %thread
+  %s0 = insertvalue %thread undef, ptr %records, 0
+  %s1 = insertvalue %thread %s0, i64 %launch, 1
+  %s2 = insertvalue %thread %s1, i64 %number, 3
+  store %thread %s2, ptr %state
+  %program_at = getelementptr %thread, ptr %state, i32 0, i32 2
+  %key = load i32, ptr @key
+  %set = call i32 @pthread_setspecific(i32 %key, ptr %state)
+  %xy = mul i32 %gx, %gy
+  %x64 = zext i32 %xy to i64
+  %z64 = zext i32 %gz to i64
+  %gx64 = zext i32 %gx to i64
+  %total = mul i64 %x64, %z64
+  br label %take
+take:
+  %program = atomicrmw add ptr %counter, i64 1 monotonic
+  %more = icmp ult i64 %program, %total
+  br i1 %more, label %run, label %done
+run:
+  %z = udiv i64 %program, %x64
+  %in_plane = urem i64 %program, %x64
+  %y = udiv i64 %in_plane, %gx64
+  %x = urem i64 %in_plane, %gx64
+  %x32 = trunc i64 %x to i32
+  %y32 = trunc i64 %y to i32
+  %z32 = trunc i64 %z to i32
+  store i64 %program, ptr %program_at
+  %begin = call i64 @tx_nanoseconds()
+  call void %kernel(ptr %args, i32 %x32, i32 %y32, i32 %z32, i32 %gx, i32 %gy, i32 %gz, ptr %scratch)
+  %end = call i64 @tx_nanoseconds()
+  %record = call ptr @take_record(ptr %state, i64 %begin, i64 %end, ptr null)
+  call void @ring()
+  br label %take
+done:
+  %unset = call i32 @pthread_setspecific(i32 %key, ptr null)
+  ret void
+}}
+
+define void @tx_relax(i64 %iteration, ptr %address) {{
+  call void @ring()
+  %key = load i32, ptr @key
+  %thread = call ptr @pthread_getspecific(i32 %key)
+  %is_recorded = icmp ne ptr %thread, null
+  %is_first = icmp eq i64 %iteration, 0
+  %begins = and i1 %is_recorded, %is_first
+  br i1 %begins, label %begin, label %relax
+begin:
+  call void @begin_wait(ptr %thread, ptr %address)
+  br label %relax
+relax:
+  call void @pass_time(i64 %iteration)
+  br i1 %is_recorded, label %prolong, label %done
+prolong:
+  call void @prolong_wait(ptr %thread)
+  br label %done
+done:
+  ret void
+}}
+
+define internal void @pass_time(i64 %iteration) {{
   %spins = icmp ult i64 %iteration, 64
   br i1 %spins, label %spin, label %wait
 spin:
@@ -129,6 +204,11 @@ define i64 @tx_nanoseconds() {{
   ret i64 %sum
 }}
 
+define void @tx_fence() {{
+  fence seq_cst
+  ret void
+}}
+
 define void @tx_assert_fail(ptr %message) {{
   %first = cmpxchg ptr @tx_assert_message, ptr null, ptr %message seq_cst seq_cst
   ret void
@@ -154,46 +234,9 @@ run:
   %y32 = trunc i64 %y to i32
   %z32 = trunc i64 %z to i32
   call void %kernel(ptr %args, i32 %x32, i32 %y32, i32 %z32, i32 %gx, i32 %gy, i32 %gz, ptr %scratch)
+  call void @ring()
   br label %take
 done:
-  ret void
-}}
-
-define void @tx_work_recorded(ptr %kernel, ptr %args, i32 %gx, i32 %gy, i32 %gz, ptr %counter, ptr %scratch,
-                              ptr %ring, i64 %launch, i64 %id) {{
-  %thread = alloca %tx_thread
-  %t0 = insertvalue %tx_thread undef, ptr %ring, 0
-  %t1 = insertvalue %tx_thread %t0, i64 %launch, 1
-  %t2 = insertvalue %tx_thread %t1, i64 %id, 2
-  store %tx_thread %t2, ptr %thread
-  %program_place = getelementptr %tx_thread, ptr %thread, i32 0, i32 3
-  %ignored = call i32 @pthread_setspecific(i32 {key}, ptr %thread)
-  %xy = mul i32 %gx, %gy
-  %x64 = zext i32 %xy to i64
-  %z64 = zext i32 %gz to i64
-  %total = mul i64 %x64, %z64
-  br label %take
-take:
-  %program = atomicrmw add ptr %counter, i64 1 monotonic
-  %more = icmp ult i64 %program, %total
-  br i1 %more, label %run, label %done
-run:
-  %z = udiv i64 %program, %x64
-  %in_plane = urem i64 %program, %x64
-  %gx64 = zext i32 %gx to i64
-  %y = udiv i64 %in_plane, %gx64
-  %x = urem i64 %in_plane, %gx64
-  %x32 = trunc i64 %x to i32
-  %y32 = trunc i64 %y to i32
-  %z32 = trunc i64 %z to i32
-  store i64 %program, ptr %program_place
-  %begin_ns = call i64 @tx_nanoseconds()
-  call void %kernel(ptr %args, i32 %x32, i32 %y32, i32 %z32, i32 %gx, i32 %gy, i32 %gz, ptr %scratch)
-  %end_ns = call i64 @tx_nanoseconds()
-  %event = call ptr @event(ptr %thread, i64 %begin_ns, i64 %end_ns, ptr null)
-  br label %take
-done:
-  %ignored2 = call i32 @pthread_setspecific(i32 {key}, ptr null)
   ret void
 }}
 """
@@ -208,24 +251,29 @@ class _Native:
     def __init__(self) -> None:
         machine = native.target_machine()
         pause, hint = _PAUSE.get(os.uname().machine, ("llvm.donothing", ""))
-        key = ctypes.c_uint32()
-        if code := ctypes.CDLL(None).pthread_key_create(ctypes.byref(key), None):
-            raise LaunchError(f"pthread_key_create failed: {os.strerror(code)}")
-        text = _NATIVE.format(
-            pause=pause, hint=hint, hint_type=hint.split(" ")[0], monotonic=time.CLOCK_MONOTONIC, key=key.value
-        )
+        text = _NATIVE.format(pause=pause, hint=hint, hint_type=hint.split(" ")[0], monotonic=time.CLOCK_MONOTONIC)
         module = llvm.parse_assembly(text)
         self._engine = llvm.create_mcjit_compiler(module, machine)
         self._engine.finalize_object()
         for name in ("tx_relax", "tx_nanoseconds", "tx_assert_fail"):
             llvm.add_symbol(name, self._engine.get_function_address(name))
-        pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-        work = [None, pointer, pointer, i32, i32, i32, pointer, pointer]
-        recorded = [*work, pointer, i64, i64]
-        # These release the GIL.
-        self.work = ctypes.CFUNCTYPE(*work)(self._engine.get_function_address("tx_work"))
-        self.work_recorded = ctypes.CFUNCTYPE(*recorded)(self._engine.get_function_address("tx_work_recorded"))
+        pointer, i32 = ctypes.c_void_p, ctypes.c_int32
+        work = ctypes.CFUNCTYPE(None, pointer, pointer, i32, i32, i32, pointer, pointer)  # releases the GIL
+        self.work = work(self._engine.get_function_address("tx_work"))
+        recorded = ctypes.CFUNCTYPE(
+            None, pointer, pointer, i32, i32, i32, pointer, pointer, pointer, ctypes.c_int64, ctypes.c_int64
+        )
+        self.work_recorded = recorded(self._engine.get_function_address("tx_work_recorded"))
+        if code := ctypes.CFUNCTYPE(i32)(self._engine.get_function_address("tx_make_key"))():
+            raise LaunchError(f"this process has no pthread key left for triton_ext: {os.strerror(code)}")
+        self.bell = self._engine.get_global_value_address("tx_bell")
+        self._bell_eventfd = ctypes.c_int32.from_address(self._engine.get_global_value_address("tx_bell_eventfd"))
+        self.fence = ctypes.CFUNCTYPE(None)(self._engine.get_function_address("tx_fence"))
         self.assert_message = ctypes.c_char_p.from_address(self._engine.get_global_value_address("tx_assert_message"))
+
+    def wake_by_bell(self, eventfd: int) -> None:
+        """Let programs that ring the bell wake who sleeps on an eventfd."""
+        self._bell_eventfd.value = eventfd
 
     def raise_failed_assert(self) -> None:
         if self.assert_message.value is not None:
@@ -234,41 +282,39 @@ class _Native:
             raise LaunchError(f"device_assert failed: {message}")
 
 
-@cache
+class Recorder(Protocol):
+    """Who wants to know when programs began and ended, and when they waited for which word in memory.
+
+    A record: launch, program, thread, begin and end in ns, and 0, or the address that the program polled meanwhile.
+    """
+
+    records: int  #: address of int64[2 + 6 * capacity]: capacity, records taken (more than fit, perhaps), records
+
+    def launch(self) -> int:
+        """The number of the launch that the calling thread is about to make."""
+
+
+_recorder: Recorder | None = None
+
+
+def record(recorder: Recorder | None) -> None:
+    """Let a recorder have all programs and waits from now on."""
+    global _recorder
+    _recorder = recorder
+
+
+_native: _Native | None = None
+_native_lock = threading.Lock()
+
+
 def native_code() -> _Native:
-    return _Native()
-
-
-class Ring:
-    """Memory for the events of recorded launches. One that is full keeps what it has, and counts the rest."""
-
-    #: Columns of `events`. address: 0 for a program that ran from begin to end (CLOCK_MONOTONIC); otherwise the program
-    #: polled the word there. thread: as the system numbers them.
-    COLUMNS = ("begin_ns", "end_ns", "launch", "thread", "program", "address")
-    _HEAD = 8
-
-    def __init__(self, capacity: int) -> None:
-        self._words = np.zeros(self._HEAD + capacity * len(self.COLUMNS), np.int64)
-        self._words[self._HEAD :] = -1  # touched now, so that no program pays for a page fault
-        self._words[1] = capacity
-        self.address = self._words.ctypes.data
-
-    def events(self) -> np.ndarray:
-        """int64[events, COLUMNS], in no order."""
-        count = min(int(self._words[0]), int(self._words[1]))
-        table = self._words[self._HEAD :].reshape(-1, len(self.COLUMNS))[:count]
-        return table[table[:, 0] >= 0]  # one that is being written may be empty
-
-    @property
-    def dropped(self) -> int:
-        return max(0, int(self._words[0] - self._words[1]))
-
-
-class Recording(NamedTuple):
-    """Where the events of one launch go, and its number there."""
-
-    ring: Ring
-    launch: int
+    """One for the process: kernels keep addresses in it."""
+    global _native
+    if _native is None:
+        with _native_lock:
+            if _native is None:
+                _native = _Native()
+    return _native
 
 
 class _Scratch(threading.local):
@@ -318,9 +364,7 @@ def number_of_threads() -> int:
     return int(text)
 
 
-def run_grid(
-    kernel: int, args: bytes, grid: tuple[int, int, int], scratch_bytes: int, recording: Recording | None = None
-) -> None:
+def run_grid(kernel: int, args: bytes, grid: tuple[int, int, int], scratch_bytes: int) -> None:
     """Run all programs of a grid and return when they are done.
 
     kernel: address of the kernel's function. args: its packed arguments, 8 bytes each. Python's signal handlers run
@@ -330,13 +374,15 @@ def run_grid(
     counter = ctypes.c_int64(0)
     place = ctypes.addressof(counter)
 
+    recorder = _recorder
+    launch = recorder.launch() if recorder else 0
+
     def work() -> None:
-        scratch = _scratch.of(scratch_bytes)
-        if recording is None:
-            code.work(kernel, args, *grid, place, scratch)
+        if recorder:
+            scratch, thread = _scratch.of(scratch_bytes), threading.get_native_id()
+            code.work_recorded(kernel, args, *grid, place, scratch, recorder.records, launch, thread)
         else:
-            where = recording.ring.address, recording.launch, threading.get_native_id()
-            code.work_recorded(kernel, args, *grid, place, scratch, *where)
+            code.work(kernel, args, *grid, place, _scratch.of(scratch_bytes))
 
     programs = grid[0] * grid[1] * grid[2]
     helpers = min(number_of_threads(), programs) - 1 if programs > 1 else 0

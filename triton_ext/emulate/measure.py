@@ -1,0 +1,57 @@
+"""What a link between two emulated hosts really carries: the time on the wire, in tables, is bytes by this rate."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from ..errors import HostsError
+from . import wire
+from .hosts import Hosts
+
+_MARGIN_S = 30.0  # to start, and for the waits of the program to end
+
+
+@dataclass(frozen=True)
+class LinkSpeed:
+    """Payload that TCP carries between two hosts, in bytes per second, and a small message's way there and back."""
+
+    one_way_bytes_per_s: float
+    both_ways_bytes_per_s: float  #: of each direction, while both are in use: the slower one's
+    round_trip_s: float
+
+
+def measure_link(hosts: Hosts, source: int = 0, destination: int = 1, seconds: float = 1.0) -> LinkSpeed:
+    """Measure between two hosts for `seconds` one way, and for `seconds` both ways at once.
+
+    Raises HostsError if a host does not reach the other, or a measurement does not end.
+    """
+    program = [sys.executable, "-I", wire.__file__]
+    address = hosts.addresses[destination]
+    listener = hosts.start(
+        destination, [*program, "listen", address, str(seconds)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert listener.stdout is not None
+    first = listener.stdout.readline()
+    if not first:
+        _result(listener, _MARGIN_S)
+    port = str(json.loads(first)["port"])
+    connector = hosts.start(
+        source, [*program, "connect", address, port, str(seconds)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    sent, received = (_result(process, 2 * seconds + _MARGIN_S) for process in (connector, listener))
+    return LinkSpeed(received["one_way"], min(sent["both_ways"], received["both_ways"]), sent["round_trip"])
+
+
+def _result(process: subprocess.Popen[bytes], timeout_s: float) -> dict[str, float]:
+    try:
+        output, errors = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise HostsError(f"the measurement of a link had not ended after {timeout_s:.0f} s: is it cut?") from None
+    if process.returncode:
+        raise HostsError(f"the measurement of a link failed; is it cut?\n{errors.decode(errors='replace').strip()}")
+    return json.loads(output)

@@ -1,0 +1,1 @@
+"""Ways to reach the memory of another rank: one file each."""

@@ -1,0 +1,97 @@
+"""Hosts without a shared network card library: one TCP connection for each peer of a plan on another host."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import socket
+import struct
+import time
+
+from ...errors import PlanError
+from ..groups import Group, ThreadRanks, timeout_s
+
+_HELLO = struct.Struct("<16sI")  # the listener's token, and who connects
+_GET_ADDRESS = 0x8915  # SIOCGIFADDR
+
+
+def connect(group: Group, peers: list[int]) -> dict[int, socket.socket]:
+    """A connection to each peer, not blocking; `peers` is symmetric among ranks. Collective.
+
+    Raises PlanError, on every rank, if one cannot reach another within TRITON_EXT_TIMEOUT_S.
+    """
+    deadline = time.monotonic() + timeout_s()
+    connections: dict[int, socket.socket] = {}
+    problem, listener, offer = None, None, None
+    try:
+        if peers:
+            listener = socket.create_server((_address(group), 0), backlog=len(peers) + 16)
+            offer = (*listener.getsockname()[:2], secrets.token_bytes(16))
+    except OSError as error:
+        problem = f"rank {group.rank} cannot listen for other hosts: {error}"
+    try:
+        offers = group.exchange(offer)
+        try:
+            for peer in peers if listener else ():
+                if peer > group.rank and offers[peer] is not None:
+                    host, port, token = offers[peer]
+                    connections[peer] = socket.create_connection((host, port), _left(deadline))
+                    connections[peer].sendall(_HELLO.pack(token, group.rank))
+            while listener and len(connections) < len(peers):
+                listener.settimeout(_left(deadline))
+                _accept(listener, offer[2] if offer else b"", peers, connections, deadline)
+        except OSError as error:
+            missing = [peer for peer in peers if peer not in connections]
+            problem = f"rank {group.rank} has no connection with ranks {missing} on other hosts: {error}"
+        if problems := [text for text in group.exchange(problem) if text]:
+            for connection in connections.values():
+                connection.close()
+            raise PlanError("; ".join(problems))
+    finally:
+        if listener:
+            listener.close()
+    for connection in connections.values():
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(timeout_s() * 1000))
+    return connections
+
+
+def _accept(
+    listener: socket.socket, token: bytes, peers: list[int], connections: dict[int, socket.socket], deadline: float
+) -> None:
+    """Take one connection; a stranger's is closed."""
+    connection, _ = listener.accept()
+    connection.settimeout(_left(deadline))
+    hello = b""
+    while len(hello) < _HELLO.size and (more := connection.recv(_HELLO.size - len(hello))):
+        hello += more
+    said, peer = _HELLO.unpack(hello) if len(hello) == _HELLO.size else (b"", -1)
+    if secrets.compare_digest(said, token) and peer in peers and peer not in connections:
+        connections[peer] = connection
+    else:
+        connection.close()
+
+
+def _left(deadline: float) -> float:
+    """Seconds until a deadline. Raises TimeoutError behind it."""
+    if (seconds := deadline - time.monotonic()) <= 0:
+        raise TimeoutError("timed out (TRITON_EXT_TIMEOUT_S sets the limit)")
+    return seconds
+
+
+def _address(group: Group) -> str:
+    """This rank's address as other hosts see it: of GLOO_SOCKET_IFNAME, as torch takes it, or where MASTER_ADDR is."""
+    if isinstance(group, ThreadRanks):
+        return "127.0.0.1"
+    if name := os.environ.get("GLOO_SOCKET_IFNAME"):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            request = struct.pack("256s", name.split(",")[0].encode()[:15])
+            return socket.inet_ntoa(fcntl.ioctl(probe, _GET_ADDRESS, request)[20:24])
+    if master := os.environ.get("MASTER_ADDR"):
+        family, kind, protocol, _, place = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(place)  # sends nothing: asks for the way there
+            return str(probe.getsockname()[0])
+    return socket.gethostbyname(socket.gethostname())
