@@ -138,6 +138,13 @@ def load(directory: Path) -> list[Rank]:
             files.append(json.loads(path.read_text()))
         except ValueError as error:
             raise TraceError(f"{path} is not a whole recording ({error}): record again") from None
+    try:
+        return _together(directory, files)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise TraceError(f"{directory} has recordings in another form ({error!r}): record again") from None
+
+
+def _together(directory: Path, files: list[dict[str, Any]]) -> list[Rank]:
     worlds = {file["world"] for file in files}
     if len(worlds) > 1 or len(files) > max(worlds):
         raise TraceError(
@@ -182,15 +189,13 @@ def _rank(file: dict[str, Any], start_ns: int) -> Rank:
 def table(ranks: list[Rank]) -> Table:
     """A row for each kernel of each rank: medians over its launches, but the first, which compiles and connects."""
     result = Table(title="medians of all launches but each kernel's first, in ms")
-    causes = sorted({wait.cause for rank in ranks for launch in rank.launches for wait in launch.waits})
-    times = ["length", "compute", "commu-\nnication", "hidden", "MB/s", "idle"]
-    heads = [*times, *(f"waits:\n{cause}" for cause in causes), "longest\nwait of all"]
+    heads = ("length", "compute", "commu-\nnication", "hidden", "MB/s", "idle", "waits", "longest\nof all")
     for name in ("", "runs", *heads):
         result.add_column(name, justify="right" if name else "left")
     for rank in ranks:
         for name in dict.fromkeys(launch.name for launch in rank.launches):
             launches = [launch for launch in rank.launches if launch.name == name]
-            result.add_row(f"rank {rank.rank}, {name}", str(len(launches)), *_cells(launches[1:] or launches, causes))
+            result.add_row(f"rank {rank.rank}\n{name}", str(len(launches)), *_cells(launches[1:] or launches))
         if rank.dropped:
             result.add_row(f"rank {rank.rank}: {rank.dropped} programs and waits did not fit into the recording")
     here = {rank.rank for rank in ranks}
@@ -199,7 +204,7 @@ def table(ranks: list[Rank]) -> Table:
     return result
 
 
-def _cells(launches: list[Launch], causes: list[str]) -> list[str]:
+def _cells(launches: list[Launch]) -> list[str]:
     def ms(values: Iterable[int]) -> str:
         return f"{statistics.median(values) / 1e6:.2f}"
 
@@ -209,11 +214,12 @@ def _cells(launches: list[Launch], causes: list[str]) -> list[str]:
 
     communication = sum(launch.communication_ns for launch in launches)
     sent = sum(each.nbytes for launch in launches for each in launch.messages if each.kind == "send")
+    causes = sorted({wait.cause for launch in launches for wait in launch.waits})
     longest = max((w for launch in launches for w in launch.waits), key=lambda w: w.end_ns - w.begin_ns, default=None)
     text = ""
     if longest is not None:
-        text = f"{(longest.end_ns - longest.begin_ns) / 1e6:.2f}, {longest.cause}"
-        text += f" of rank {longest.peer}" if longest.peer is not None else ""
+        text = f"{(longest.end_ns - longest.begin_ns) / 1e6:.2f}\n{longest.cause}"
+        text += f"\nof rank {longest.peer}" if longest.peer is not None else ""
     return [
         ms(launch.end_ns - launch.begin_ns for launch in launches),
         ms(launch.computed_ns for launch in launches),
@@ -221,7 +227,7 @@ def _cells(launches: list[Launch], causes: list[str]) -> list[str]:
         f"{sum(launch.hidden_ns for launch in launches) / communication:.0%}" if communication else "",
         f"{sent / communication * 1e3:.0f}" if communication else "",
         ms(idle(launch) for launch in launches),
-        *(ms(launch.waited_ns(cause) for launch in launches) for cause in causes),
+        "\n".join(f"{cause} {ms(launch.waited_ns(cause) for launch in launches)}" for cause in causes),
         text,
     ]
 
@@ -252,6 +258,9 @@ def chrome(ranks: list[Rank]) -> str:
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
 
 
+_PROGRAMS = ("#35a67c", "#1b7f5c")  # in turn, so that neighbours can be told apart
+
+
 def draw(ranks: list[Rank], number: int, path: Path) -> None:
     """One launch on all ranks: a lane for each thread, and one for each direction of each link. Needs matplotlib."""
     try:
@@ -274,7 +283,7 @@ def draw(ranks: list[Rank], number: int, path: Path) -> None:
             lanes.append(f"rank {rank.rank}, " + ("programs" if count == 0 else f"programs, thread {count}"))
             for each in launch.programs:
                 if each.thread == thread:
-                    colour = "#1b7f5c" if each.index % 2 else "#35a67c"
+                    colour = _PROGRAMS[each.index % 2]
                     bars += [(len(lanes) - 1, *interval, colour, "") for interval in each.computes]
                     bars += [(len(lanes) - 1, wait.begin_ns, wait.end_ns, "#f3f3f3", "////") for wait in each.waits]
         for kind, word, colour in (("send", "to", "#c9803a"), ("arrive", "from", "#7a6bb0")):
@@ -283,20 +292,24 @@ def draw(ranks: list[Rank], number: int, path: Path) -> None:
                 for message in launch.messages:
                     if (message.kind, message.peer) == (kind, peer):
                         bars.append((len(lanes) - 1, message.begin_ns, message.end_ns, colour, ""))
-    figure, axis = pyplot.subplots(figsize=(10, 0.42 * len(lanes) + 1.6), layout="constrained")
+    lane_inches = 0.42 if len(lanes) <= 12 else 0.17
+    figure, axis = pyplot.subplots(figsize=(10, lane_inches * len(lanes) + 1.6), layout="constrained")
     start = min(launch.begin_ns for launch in launches)
     for lane, begin, end, colour, hatch in bars:
         if end > begin:
             axis.barh(
                 lane, (end - begin) / 1e6, left=(begin - start) / 1e6, height=0.8, color=colour, hatch=hatch,
-                edgecolor="#909090" if hatch else "white", linewidth=0.4,
+                edgecolor="#909090" if hatch else "white" if colour in _PROGRAMS else colour, linewidth=0.4,
             )  # fmt: skip
-    axis.set_yticks(range(len(lanes)), lanes, fontsize=8)
+    for lane in (lane for lane, label in enumerate(lanes) if lane and label.endswith("programs")):
+        axis.axhline(lane - 0.5, color="#909090", linewidth=0.6)
+    axis.set_yticks(range(len(lanes)), lanes, fontsize=8 if len(lanes) <= 12 else 6)
+    axis.margins(y=0)
     axis.invert_yaxis()
     axis.set_xlabel("ms")
     axis.set_title(f"{launches[0].name}, {len(launches[0].programs)} programs a rank", fontsize=10)
     keys = [
-        ("#1b7f5c", "", "computes"),
+        (_PROGRAMS[0], "", "computes"),
         ("#f3f3f3", "////", "waits"),
         ("#c9803a", "", "sends"),
         ("#7a6bb0", "", "arrives"),

@@ -169,6 +169,9 @@ def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "rank-0.json").write_text('{"rank": 0, ')
     with pytest.raises(TraceError, match="not a whole recording"):
         timeline.load(tmp_path)
+    (tmp_path / "rank-0.json").write_text('{"rank": 0, "world": 1}')
+    with pytest.raises(TraceError, match="in another form"):
+        timeline.load(tmp_path)
     for rank, world in ((0, 1), (1, 2)):
         _write(tmp_path, rank, world, 100 + rank, {})
     with pytest.raises(TraceError, match=r"jobs with \[1, 2\] ranks"):
