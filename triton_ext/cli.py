@@ -14,7 +14,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
-from triton.compiler.errors import CompilationError
 
 from .errors import TritonExtError
 
@@ -39,6 +38,8 @@ def compile(
     ] = None,
 ) -> None:
     """Compile a kernel for targets that need not be there, and write every stage."""
+    from triton.compiler.errors import CompilationError
+
     from . import aot
 
     try:
@@ -74,6 +75,8 @@ def simulate(
     The file's SIMULATIONS give the arguments: {"kernel": function}, and function(rank, world) returns the kernel's
     arguments on one rank by name, plans among them, and "grid".
     """
+    from triton.compiler.errors import CompilationError
+
     from .simulator import simulate as run
 
     try:
@@ -137,7 +140,7 @@ def trace(
 
     try:
         ranks = timeline.load(directory)
-        Console().print(timeline.table(ranks))
+        Console(width=max(Console().width, 120)).print(timeline.table(ranks))  # narrower, numbers would be cut off
         if json:
             json.write_text(timeline.chrome(ranks))
         if png:

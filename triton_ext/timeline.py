@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import statistics
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,16 @@ Interval = tuple[int, int]
 
 
 @dataclass(frozen=True)
+class Wait:
+    """While a program polled a word in memory. cause: what for; peer: the rank that was to change it, if known."""
+
+    begin_ns: int
+    end_ns: int
+    cause: str
+    peer: int | None
+
+
+@dataclass(frozen=True)
 class Program:
     """A program's run. All times of a timeline are ns since the first launch of any rank."""
 
@@ -23,7 +35,17 @@ class Program:
     thread: int
     begin_ns: int
     end_ns: int
-    waited_ns: int
+    waits: tuple[Wait, ...] = ()
+
+    @property
+    def waited_ns(self) -> int:
+        return sum(wait.end_ns - wait.begin_ns for wait in self.waits)
+
+    @property
+    def computes(self) -> list[Interval]:
+        """What is between the waits."""
+        edges = [self.begin_ns, *(at for wait in self.waits for at in (wait.begin_ns, wait.end_ns)), self.end_ns]
+        return [(begin, end) for begin, end in zip(edges[::2], edges[1::2], strict=True) if begin < end]
 
 
 @dataclass(frozen=True)
@@ -51,14 +73,12 @@ class Launch:
     messages: list[Message]
 
     @property
-    def waited_at_end_ns(self) -> int:
-        """By the last program to end: the tail, for what others had to deliver."""
-        return max(self.programs, key=lambda each: each.end_ns).waited_ns if self.programs else 0
+    def waits(self) -> list[Wait]:
+        return [wait for program in self.programs for wait in program.waits]
 
-    @property
-    def waited_within_ns(self) -> int:
-        """By all other programs: for peers to begin, or for values to reduce."""
-        return sum(program.waited_ns for program in self.programs) - self.waited_at_end_ns
+    def waited_ns(self, cause: str) -> int:
+        """Of all threads together."""
+        return sum(wait.end_ns - wait.begin_ns for wait in self.waits if wait.cause == cause)
 
     @property
     def computed_ns(self) -> int:
@@ -72,8 +92,8 @@ class Launch:
 
     @property
     def hidden_ns(self) -> int:
-        """The part of communication_ns during which a program computed. A program's waits count as its last part."""
-        busy = union((each.begin_ns, each.end_ns - each.waited_ns) for each in self.programs)
+        """The part of communication_ns during which a program computed."""
+        busy = union(interval for each in self.programs for interval in each.computes)
         return overlap(busy, union((each.begin_ns, each.end_ns) for each in self.messages))
 
 
@@ -83,7 +103,7 @@ class Rank:
 
     rank: int
     world: int
-    dropped_programs: int
+    dropped: int
     launches: list[Launch]
 
 
@@ -118,20 +138,39 @@ def load(directory: Path) -> list[Rank]:
             files.append(json.loads(path.read_text()))
         except ValueError as error:
             raise TraceError(f"{path} is not a whole recording ({error}): record again") from None
+    try:
+        return _together(directory, files)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise TraceError(f"{directory} has recordings in another form ({error!r}): record again") from None
+
+
+def _together(directory: Path, files: list[dict[str, Any]]) -> list[Rank]:
     worlds = {file["world"] for file in files}
     if len(worlds) > 1 or len(files) > max(worlds):
         raise TraceError(
             f"{directory} has recordings of jobs with {sorted(worlds)} ranks: record each into its own place"
         )
+    for file in files:
+        for other in files:
+            pid = other["pids"].get(str(file["rank"]), file["pid"])
+            if pid != file["pid"]:
+                raise TraceError(
+                    f"{directory} has recordings of different runs: rank {file['rank']} was process {file['pid']}, and "
+                    f"for rank {other['rank']} it was {pid}; empty the directory, and record again"
+                )
     starts = [each["begin_ns"] + file["wall_offset_ns"] for file in files for each in file["launches"]]
     return sorted((_rank(file, min(starts, default=0)) for file in files), key=lambda rank: rank.rank)
 
 
 def _rank(file: dict[str, Any], start_ns: int) -> Rank:
     shift = file["wall_offset_ns"] - start_ns
+    waits: dict[tuple[int, int], list[Wait]] = defaultdict(list)
+    for launch, index, _, begin, end, cause, peer in file["waits"]:
+        waits[launch, index].append(Wait(begin + shift, end + shift, cause, peer))
     programs: list[list[Program]] = [[] for _ in file["launches"]]
-    for launch, index, thread, begin, end, waited in file["programs"]:
-        programs[launch].append(Program(index, thread, begin + shift, end + shift, waited))
+    for launch, index, thread, begin, end in file["programs"]:
+        in_order = tuple(sorted(waits[launch, index], key=lambda wait: wait.begin_ns))
+        programs[launch].append(Program(index, thread, begin + shift, end + shift, in_order))
     messages = [
         Message(
             each["kind"], each["peer"], each["run"], each["first"], each["slices"], each["bytes"],
@@ -144,28 +183,30 @@ def _rank(file: dict[str, Any], start_ns: int) -> Rank:
         begin, end = each["begin_ns"] + shift, each["end_ns"] + shift
         during = [message for message in messages if begin <= message.begin_ns < end]
         launches.append(Launch(each["name"], begin, end, inside, during))
-    return Rank(file["rank"], file["world"], file["dropped_programs"], launches)
+    return Rank(file["rank"], file["world"], file["dropped"], launches)
 
 
 def table(ranks: list[Rank]) -> Table:
     """A row for each kernel of each rank: medians over its launches, but the first, which compiles and connects."""
     result = Table(title="medians of all launches but each kernel's first, in ms")
-    times = ("length", "compute", "commu-\nnication", "hidden", "MB/s", "waits\nin tiles", "wait at\nthe end", "idle")
-    for name in ("", "runs", *times):
+    heads = ("length", "compute", "commu-\nnication", "hidden", "MB/s", "idle", "waits", "longest\nof all")
+    for name in ("", "runs", *heads):
         result.add_column(name, justify="right" if name else "left")
     for rank in ranks:
         for name in dict.fromkeys(launch.name for launch in rank.launches):
             launches = [launch for launch in rank.launches if launch.name == name]
-            result.add_row(f"rank {rank.rank}, {name}", str(len(launches)), *_cells(launches[1:] or launches))
-        if rank.dropped_programs:
-            result.add_row(f"rank {rank.rank}: {rank.dropped_programs} programs did not fit into the recording")
+            result.add_row(f"rank {rank.rank}\n{name}", str(len(launches)), *_cells(launches[1:] or launches))
+        if rank.dropped:
+            result.add_row(f"rank {rank.rank}: {rank.dropped} programs and waits did not fit into the recording")
+    here = {rank.rank for rank in ranks}
+    if missing := sorted(set(range(max((rank.world for rank in ranks), default=0))) - here):
+        result.caption = f"no recording of rank {', '.join(map(str, missing))}: a process that is killed writes none"
     return result
 
 
 def _cells(launches: list[Launch]) -> list[str]:
     def ms(values: Iterable[int]) -> str:
-        ordered = sorted(values)
-        return f"{ordered[len(ordered) // 2] / 1e6:.2f}"
+        return f"{statistics.median(values) / 1e6:.2f}"
 
     def idle(launch: Launch) -> int:
         threads = len({program.thread for program in launch.programs}) or 1
@@ -173,15 +214,21 @@ def _cells(launches: list[Launch]) -> list[str]:
 
     communication = sum(launch.communication_ns for launch in launches)
     sent = sum(each.nbytes for launch in launches for each in launch.messages if each.kind == "send")
+    causes = sorted({wait.cause for launch in launches for wait in launch.waits})
+    longest = max((w for launch in launches for w in launch.waits), key=lambda w: w.end_ns - w.begin_ns, default=None)
+    text = ""
+    if longest is not None:
+        text = f"{(longest.end_ns - longest.begin_ns) / 1e6:.2f}\n{longest.cause}"
+        text += f"\nof rank {longest.peer}" if longest.peer is not None else ""
     return [
         ms(launch.end_ns - launch.begin_ns for launch in launches),
         ms(launch.computed_ns for launch in launches),
         ms(launch.communication_ns for launch in launches),
         f"{sum(launch.hidden_ns for launch in launches) / communication:.0%}" if communication else "",
         f"{sent / communication * 1e3:.0f}" if communication else "",
-        ms(launch.waited_within_ns for launch in launches),
-        ms(launch.waited_at_end_ns for launch in launches),
         ms(idle(launch) for launch in launches),
+        "\n".join(f"{cause} {ms(launch.waited_ns(cause) for launch in launches)}" for cause in causes),
+        text,
     ]
 
 
@@ -200,17 +247,18 @@ def chrome(ranks: list[Rank]) -> str:
         for number, launch in enumerate(rank.launches):
             event(rank.rank, "launches", launch.name, launch.begin_ns, launch.end_ns, launch=number)
             for each in launch.programs:
-                lane, waits_ns = f"thread {each.thread}", each.end_ns - each.waited_ns
-                event(
-                    rank.rank, lane, f"program {each.index}", each.begin_ns, each.end_ns, waited_us=each.waited_ns / 1e3
-                )
-                if each.waited_ns:
-                    event(rank.rank, lane, "waits", waits_ns, each.end_ns)
+                lane = f"thread {each.thread}"
+                event(rank.rank, lane, f"program {each.index}", each.begin_ns, each.end_ns)
+                for wait in each.waits:
+                    event(rank.rank, lane, f"waits: {wait.cause}", wait.begin_ns, wait.end_ns, peer=wait.peer)
             for message in launch.messages:
                 lane = f"{'to' if message.kind == 'send' else 'from'} rank {message.peer}"
                 name = f"slices {message.first} to {message.first + message.slices - 1}"
                 event(rank.rank, lane, name, message.begin_ns, message.end_ns, bytes=message.nbytes, run=message.run)
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+
+
+_PROGRAMS = ("#35a67c", "#1b7f5c")  # in turn, so that neighbours can be told apart
 
 
 def draw(ranks: list[Rank], number: int, path: Path) -> None:
@@ -235,30 +283,33 @@ def draw(ranks: list[Rank], number: int, path: Path) -> None:
             lanes.append(f"rank {rank.rank}, " + ("programs" if count == 0 else f"programs, thread {count}"))
             for each in launch.programs:
                 if each.thread == thread:
-                    waits_ns = each.end_ns - each.waited_ns
-                    colour = "#1b7f5c" if each.index % 2 else "#35a67c"
-                    bars.append((len(lanes) - 1, each.begin_ns, waits_ns, colour, ""))
-                    bars.append((len(lanes) - 1, waits_ns, each.end_ns, "#f3f3f3", "////"))
+                    colour = _PROGRAMS[each.index % 2]
+                    bars += [(len(lanes) - 1, *interval, colour, "") for interval in each.computes]
+                    bars += [(len(lanes) - 1, wait.begin_ns, wait.end_ns, "#f3f3f3", "////") for wait in each.waits]
         for kind, word, colour in (("send", "to", "#c9803a"), ("arrive", "from", "#7a6bb0")):
             for peer in sorted({each.peer for each in launch.messages if each.kind == kind}):
                 lanes.append(f"{word} rank {peer}")
                 for message in launch.messages:
                     if (message.kind, message.peer) == (kind, peer):
                         bars.append((len(lanes) - 1, message.begin_ns, message.end_ns, colour, ""))
-    figure, axis = pyplot.subplots(figsize=(10, 0.42 * len(lanes) + 1.6), layout="constrained")
+    lane_inches = 0.42 if len(lanes) <= 12 else 0.17
+    figure, axis = pyplot.subplots(figsize=(10, lane_inches * len(lanes) + 1.6), layout="constrained")
     start = min(launch.begin_ns for launch in launches)
     for lane, begin, end, colour, hatch in bars:
         if end > begin:
             axis.barh(
                 lane, (end - begin) / 1e6, left=(begin - start) / 1e6, height=0.8, color=colour, hatch=hatch,
-                edgecolor="#909090" if hatch else "white", linewidth=0.4,
+                edgecolor="#909090" if hatch else "white" if colour in _PROGRAMS else colour, linewidth=0.4,
             )  # fmt: skip
-    axis.set_yticks(range(len(lanes)), lanes, fontsize=8)
+    for lane in (lane for lane, label in enumerate(lanes) if lane and label.endswith("programs")):
+        axis.axhline(lane - 0.5, color="#909090", linewidth=0.6)
+    axis.set_yticks(range(len(lanes)), lanes, fontsize=8 if len(lanes) <= 12 else 6)
+    axis.margins(y=0)
     axis.invert_yaxis()
     axis.set_xlabel("ms")
     axis.set_title(f"{launches[0].name}, {len(launches[0].programs)} programs a rank", fontsize=10)
     keys = [
-        ("#1b7f5c", "", "computes"),
+        (_PROGRAMS[0], "", "computes"),
         ("#f3f3f3", "////", "waits"),
         ("#c9803a", "", "sends"),
         ("#7a6bb0", "", "arrives"),

@@ -5,19 +5,41 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from hypothesis import given
 from hypothesis import strategies as st
 
 import triton_ext as tx
+import triton_ext.language as txl
 from collectives import inputs, launch
 from triton_ext import timeline
 from triton_ext.errors import TraceError
 from triton_ext.runtime import trace
-from triton_ext.timeline import Launch, Message, Program
+from triton_ext.timeline import Launch, Message, Program, Wait
+
+
+@triton.jit
+def spin(flag):
+    """Polls a word that no plan knows."""
+    nothing = tl.full([], 0, tl.int32)
+    while tl.atomic_add(flag, nothing, sem="acquire", scope="sys") == 0:
+        pass
+
+
+@triton.jit
+def store_late(flag, c, BM: tl.constexpr, BN: tl.constexpr):
+    """Stores ones; the first program, whose tile is for another rank, waits for `flag` before."""
+    out = txl.epilogue(c, block_shape=[BM, BN])
+    row, column = out.program_tile()
+    if tl.program_id(0) == 0:
+        spin(flag)
+    out.store([row * BM, column * BN], tl.full([BM, BN], 1.0, tl.float32))
 
 
 @pytest.fixture
@@ -45,12 +67,13 @@ def _runs(rank):
 @pytest.mark.parametrize("hosts", [[0, 0], [0, 1]])
 def test_every_program_is_there(recorded, hosts):
     rank = recorded(_runs, hosts)
-    assert len(rank.launches) == 6 and rank.dropped_programs == 0
+    assert len(rank.launches) == 6 and rank.dropped == 0
     for each in rank.launches:
         assert each.name == "copy_out" and sorted(program.index for program in each.programs) == list(range(12))
         for program in each.programs:
-            assert each.begin_ns <= program.begin_ns <= program.end_ns - program.waited_ns
-            assert program.end_ns <= each.end_ns
+            edges = [at for wait in program.waits for at in (wait.begin_ns, wait.end_ns)]
+            times = [each.begin_ns, program.begin_ns, *edges, program.end_ns, each.end_ns]
+            assert times == sorted(times)
     messages = {message for each in rank.launches for message in each.messages}  # launches of two ranks overlap
     if hosts == [0, 0]:
         assert not messages
@@ -59,20 +82,61 @@ def test_every_program_is_there(recorded, hosts):
             assert sum(each.nbytes for each in messages if each.kind == kind) == 6 * 32 * 48 * 4
 
 
-def test_a_late_rank_shows_as_a_wait(recorded):
+@pytest.mark.parametrize(
+    ("collective", "late", "causes"),
+    [
+        ("all_to_all", "begins", {"ready"}),
+        ("all_reduce", "begins", {"partial values", "reduced values"}),
+        ("reduce_scatter", "begins", {"ready", "partial values"}),
+        ("all_to_all", "computes", {"arrival"}),
+    ],
+)
+def test_a_late_rank_shows_as_a_wait_for_it(recorded, collective, late, causes):
     def run(rank):
-        plan = tx.all_reduce((16, 16), torch.float32)
-        launch(plan, torch.ones(16, 16))
-        if rank == 1:
-            time.sleep(0.05)
-        launch(plan, torch.ones(16, 16))
+        plan = getattr(tx, collective)((48, 16), torch.float32)
+        flag = torch.ones(1, dtype=torch.int32)
+        store_late[plan.grid(16, 16)](flag, plan, BM=16, BN=16)
+        meet.wait(60)
+        timer = threading.Timer(0.06, flag.fill_, (1,))
+        if rank == 1 and late == "begins":
+            time.sleep(0.06)
+        elif rank == 1:
+            flag.zero_()
+            timer.start()
+        store_late[plan.grid(16, 16)](flag, plan, BM=16, BN=16)
 
-    longest = max(each.waited_at_end_ns + each.waited_within_ns for each in recorded(run, [0, 0]).launches[2:])
-    assert 30e6 < longest < 5e9
+    meet = threading.Barrier(3)
+    launches = recorded(run, [0, 0, 0]).launches
+    longest = {}
+    for wait in (wait for each in launches[3:] for wait in each.waits if wait.cause != "other"):
+        longest[wait.cause, wait.peer] = max(longest.get((wait.cause, wait.peer), 0), wait.end_ns - wait.begin_ns)
+    (cause, peer), length = max(longest.items(), key=lambda item: item[1])
+    assert cause in causes and peer == 1
+    assert 40e6 < length < 5e9
+
+
+def test_a_wait_for_another_word_has_no_rank(recorded):
+    """A kernel's own spin loop; another thread changes what it polls."""
+
+    def run(_rank):
+        tx.all_to_all((16, 16), torch.float32)
+        flag = torch.zeros(1, dtype=torch.int32)
+        timer = threading.Timer(0.05, flag.fill_, (1,))
+        timer.start()
+        spin[(1,)](flag)
+        timer.join()
+
+    [each] = recorded(run, [0]).launches
+    [wait] = each.waits
+    assert (wait.cause, wait.peer) == ("other", None)
+    assert 20e6 < wait.end_ns - wait.begin_ns < 5e9
+    assert each.computed_ns < 10e6
 
 
 def test_what_does_not_fit_is_counted(recorded):
-    assert recorded(_runs, [0, 0], capacity=50).dropped_programs == 72 - 50
+    rank = recorded(_runs, [0, 0], capacity=50)
+    kept = sum(1 + len(program.waits) for each in rank.launches for program in each.programs)
+    assert kept <= 50 and rank.dropped >= 72 - 50
 
 
 def test_nothing_is_recorded_unless_asked(tmp_path):
@@ -105,19 +169,43 @@ def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "rank-0.json").write_text('{"rank": 0, ')
     with pytest.raises(TraceError, match="not a whole recording"):
         timeline.load(tmp_path)
+    (tmp_path / "rank-0.json").write_text('{"rank": 0, "world": 1}')
+    with pytest.raises(TraceError, match="in another form"):
+        timeline.load(tmp_path)
     for rank, world in ((0, 1), (1, 2)):
-        content = {"rank": rank, "world": world, "launches": [], "programs": [], "messages": []}
-        (tmp_path / f"rank-{rank}.json").write_text(json.dumps(content | {"wall_offset_ns": 0, "dropped_programs": 0}))
+        _write(tmp_path, rank, world, 100 + rank, {})
     with pytest.raises(TraceError, match=r"jobs with \[1, 2\] ranks"):
         timeline.load(tmp_path)
 
 
+def test_files_of_different_runs(tmp_path):
+    _write(tmp_path, 0, 2, 100, {0: 100, 1: 101})
+    _write(tmp_path, 1, 2, 101, {0: 100, 1: 101})
+    assert [rank.rank for rank in timeline.load(tmp_path)] == [0, 1]
+    _write(tmp_path, 0, 2, 200, {0: 200, 1: 201})
+    with pytest.raises(TraceError, match="rank 0 was process 200, and for rank 1 it was 100"):
+        timeline.load(tmp_path)
+
+
+def test_a_file_that_is_missing_is_said(tmp_path):
+    _write(tmp_path, 1, 3, 101, {})
+    assert timeline.table(timeline.load(tmp_path)).caption.startswith("no recording of rank 0, 2")
+
+
+def _write(directory, rank, world, pid, pids):
+    content = {"rank": rank, "world": world, "pid": pid, "pids": pids, "wall_offset_ns": 0, "dropped": 0}
+    content |= {"launches": [], "programs": [], "waits": [], "messages": []}
+    (directory / f"rank-{rank}.json").write_text(json.dumps(content))
+
+
 def test_hidden_communication():
-    programs = [Program(0, 1, 0, 100, 0), Program(1, 1, 100, 200, 60)]
+    waits = (Wait(120, 150, "ready", 1), Wait(160, 190, "arrival", 2))
+    programs = [Program(0, 1, 0, 100), Program(1, 1, 100, 200, waits)]
     messages = [Message("send", 1, 1, 0, 1, 10, 50, 90), Message("arrive", 1, 1, 0, 1, 10, 80, 180)]
     each = Launch("k", 0, 200, programs, messages)
-    assert (each.computed_ns, each.communication_ns, each.hidden_ns) == (140, 130, 90)
-    assert (each.waited_at_end_ns, each.waited_within_ns) == (60, 0)
+    assert programs[1].computes == [(100, 120), (150, 160), (190, 200)]
+    assert (each.computed_ns, each.communication_ns, each.hidden_ns) == (140, 130, 80)
+    assert (each.waited_ns("ready"), each.waited_ns("arrival"), each.waited_ns("other")) == (30, 30, 0)
 
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=8)

@@ -472,6 +472,7 @@ def _build(
                 transfer_row[abi.READY_THERE] = signals["READY"]
                 row[abi.READY] = mine + outbox_offset + peer * 8
                 outbox.fill(row, transfer_row, peer, mine + outbox_offset, buffers, signals)
+    words = table.numpy()
     table = table.to(device)
     shipment = None
     if outbox and spec.transport == dialect.PROXY:
@@ -486,6 +487,7 @@ def _build(
             far[me],
         )
     pids = group.exchange(os.getpid())  # and all have their connections
+    trace.add_plan(spec.collective, words, {group.global_rank(rank): pid for rank, pid in enumerate(pids)})
     peers = Peers(
         [
             pid if segment is not None else None

@@ -17,8 +17,10 @@ import numpy as np
 from triton import knobs
 
 from ..backends.cpu import pool
+from ..passes import abi
+from ..passes.dialect import REDUCTIONS
 
-_CAPACITY = 1 << 18  # programs; 12 MiB, of which only what is used is touched
+_CAPACITY = 1 << 18  # programs and waits; 12 MiB, of which only what is used is touched
 _RECORD_WORDS = 6
 
 
@@ -33,6 +35,8 @@ class Trace:
         self.records = self._buffer.ctypes.data
         self._launches: list[list[Any]] = []
         self._messages: list[dict[str, Any]] = []
+        self._words: list[tuple[int, dict[int, tuple[str, int]]]] = []
+        self._pids = {rank: os.getpid()}
         self._lock = threading.Lock()
         self._local = threading.local()
         directory.mkdir(parents=True, exist_ok=True)
@@ -49,17 +53,34 @@ class Trace:
         knobs.runtime.launch_exit_hook.remove(self._leave)
         taken, capacity = int(self._buffer[1]), int(self._buffer[0])
         programs = self._buffer[2:].reshape(-1, _RECORD_WORDS)[: min(taken, capacity)]
+        is_wait = programs[:, 5] != 0
+        end_ns = time.monotonic_ns()  # of a launch that raised an error
         with self._lock:
             content = self._about | {
+                "pids": self._pids,
                 "wall_offset_ns": time.time_ns() - time.monotonic_ns(),
-                "dropped_programs": max(0, taken - capacity),
-                "launches": [dict(zip(("name", "begin_ns", "end_ns"), each, strict=True)) for each in self._launches],
-                "programs": programs.tolist(),
+                "dropped": max(0, taken - capacity),
+                "launches": [
+                    {"name": name, "begin_ns": begin, "end_ns": end or end_ns} for name, begin, end in self._launches
+                ],
+                "programs": programs[~is_wait, :5].tolist(),
+                "waits": [[*wait, *self._reason(wait[0], address)] for *wait, address in programs[is_wait].tolist()],
                 "messages": self._messages,
             }
         partial = self._path.with_suffix(".partial")
         partial.write_text(json.dumps(content))
         partial.replace(self._path)
+
+    def add_plan(self, words: dict[int, tuple[str, int]], pids: dict[int, int]) -> None:
+        """A plan is there: of each word that its kernels wait for, the cause and the rank; its ranks' processes."""
+        with self._lock:
+            self._words.append((len(self._launches), words))
+            self._pids |= pids
+
+    def _reason(self, launch: int, address: int) -> tuple[str, int | None]:
+        """Why a program polled a word, and for which rank; memory of plans that are gone may serve again."""
+        known = [words[address] for since, words in self._words if since <= launch and address in words]
+        return known[-1] if known else ("other", None)
 
     def _enter(self, metadata: Any) -> None:
         name = str(metadata.get()["name"])
@@ -93,6 +114,19 @@ def start_if_asked(rank: int, world: int) -> None:
     if _trace is None and (directory := os.environ.get("TRITON_EXT_TRACE")):
         _trace = Trace(Path(directory), rank, world)
         _trace.start()
+
+
+def add_plan(collective: str, table: np.ndarray, pids: dict[int, int]) -> None:
+    """Tell the trace, if there is one, of a plan: its table (passes/abi.py), and its ranks in order with processes."""
+    if _trace is None:
+        return
+    arrival = "partial values" if collective in REDUCTIONS else "arrival"
+    causes = {abi.READY_HERE: "ready", abi.ARRIVED_HERE: arrival, abi.REDUCED_HERE: "reduced values"}
+    words = {}
+    for peer, rank in enumerate(pids):
+        for word, cause in causes.items():
+            words[int(table[abi.PEERS + peer * abi.PEER_WORDS + word])] = (cause, rank)
+    _trace.add_plan(words, pids)
 
 
 def stop() -> None:

@@ -26,7 +26,6 @@ _NATIVE = r"""
 @tx_bell = global i64 0
 @tx_bell_eventfd = global i32 -1
 @one = internal constant i64 1
-@tx_recording = global i1 false
 @key = global i32 0
 
 declare i32 @sched_yield()
@@ -56,40 +55,58 @@ done:
   ret void
 }}
 
-; A thread that records has {{ i64 waited, i64 first, i64 last }}, in ns: spins that are over, and one that may not be.
-define internal void @note_wait(i64 %iteration) {{
-  %key = load i32, ptr @key
-  %waits = call ptr @pthread_getspecific(i32 %key)
-  %none = icmp eq ptr %waits, null
-  br i1 %none, label %done, label %note
-note:
+; What is recorded: {{ i64 capacity, i64 taken, records }}. The address of a program's own record is 0; that of a wait
+; is the word that the program polled. A thread that records has %thread, as the value of a key: kernels do not pass it.
+; A wait's record is made when its loop goes round for the first time, and each further round moves its end.
+%record = type {{ i64, i64, i64, i64, i64, i64 }} ; launch, program, thread, begin, end, address
+%thread = type {{ ptr, i64, i64, i64, ptr }} ; records, launch, program, thread, the wait's record or null
+
+define internal ptr @take_record(ptr %of, i64 %begin, i64 %end, ptr %address) {{
+  %state = load %thread, ptr %of
+  %records = extractvalue %thread %state, 0
+  %taken_at = getelementptr i64, ptr %records, i32 1
+  %place = atomicrmw add ptr %taken_at, i64 1 monotonic
+  %capacity = load i64, ptr %records
+  %fits = icmp ult i64 %place, %capacity
+  br i1 %fits, label %keep, label %drop
+drop:
+  ret ptr null
+keep:
+  %launch = extractvalue %thread %state, 1
+  %program = extractvalue %thread %state, 2
+  %number = extractvalue %thread %state, 3
+  %word = ptrtoint ptr %address to i64
+  %r0 = insertvalue %record undef, i64 %launch, 0
+  %r1 = insertvalue %record %r0, i64 %program, 1
+  %r2 = insertvalue %record %r1, i64 %number, 2
+  %r3 = insertvalue %record %r2, i64 %begin, 3
+  %r4 = insertvalue %record %r3, i64 %end, 4
+  %r5 = insertvalue %record %r4, i64 %word, 5
+  %first = getelementptr i64, ptr %records, i32 2
+  %at = getelementptr %record, ptr %first, i64 %place
+  store %record %r5, ptr %at, align 8
+  ret ptr %at
+}}
+
+define internal void @begin_wait(ptr %of, ptr %address) {{
   %now = call i64 @tx_nanoseconds()
-  %begins = icmp eq i64 %iteration, 0
-  br i1 %begins, label %begin, label %go_on
-begin:
-  call void @end_wait(ptr %waits)
-  %first = getelementptr i64, ptr %waits, i32 1
-  store i64 %now, ptr %first
-  br label %go_on
-go_on:
-  %last = getelementptr i64, ptr %waits, i32 2
-  store i64 %now, ptr %last
-  br label %done
-done:
+  %record = call ptr @take_record(ptr %of, i64 %now, i64 %now, ptr %address)
+  %wait_at = getelementptr %thread, ptr %of, i32 0, i32 4
+  store ptr %record, ptr %wait_at
   ret void
 }}
 
-define internal void @end_wait(ptr %waits) {{
-  %first_at = getelementptr i64, ptr %waits, i32 1
-  %last_at = getelementptr i64, ptr %waits, i32 2
-  %first = load i64, ptr %first_at
-  %last = load i64, ptr %last_at
-  %length = sub i64 %last, %first
-  %before = load i64, ptr %waits
-  %waited = add i64 %before, %length
-  store i64 %waited, ptr %waits
-  store i64 0, ptr %first_at
-  store i64 0, ptr %last_at
+define internal void @prolong_wait(ptr %of) {{
+  %wait_at = getelementptr %thread, ptr %of, i32 0, i32 4
+  %record = load ptr, ptr %wait_at
+  %dropped = icmp eq ptr %record, null
+  br i1 %dropped, label %done, label %move
+move:
+  %now = call i64 @tx_nanoseconds()
+  %end_at = getelementptr %record, ptr %record, i32 0, i32 4
+  store i64 %now, ptr %end_at
+  br label %done
+done:
   ret void
 }}
 
@@ -98,16 +115,16 @@ define i32 @tx_make_key() {{
   ret i32 %status
 }}
 
-; records: {{ i64 capacity, i64 taken, records of 6 words }}: launch, program, thread, begin, end, waited.
 define void @tx_work_recorded(ptr %kernel, ptr %args, i32 %gx, i32 %gy, i32 %gz, ptr %counter, ptr %scratch,
-                              ptr %records, i64 %launch, i64 %thread) {{
-  %waits = alloca [3 x i64], align 8
+                              ptr %records, i64 %launch, i64 %number) {{
+  %state = alloca %thread
+  %s0 = insertvalue %thread undef, ptr %records, 0
+  %s1 = insertvalue %thread %s0, i64 %launch, 1
+  %s2 = insertvalue %thread %s1, i64 %number, 3
+  store %thread %s2, ptr %state
+  %program_at = getelementptr %thread, ptr %state, i32 0, i32 2
   %key = load i32, ptr @key
-  %set = call i32 @pthread_setspecific(i32 %key, ptr %waits)
-  %first_at = getelementptr i64, ptr %waits, i32 1
-  %last_at = getelementptr i64, ptr %waits, i32 2
-  %taken_at = getelementptr i64, ptr %records, i32 1
-  %capacity = load i64, ptr %records
+  %set = call i32 @pthread_setspecific(i32 %key, ptr %state)
   %xy = mul i32 %gx, %gy
   %x64 = zext i32 %xy to i64
   %z64 = zext i32 %gz to i64
@@ -126,34 +143,11 @@ run:
   %x32 = trunc i64 %x to i32
   %y32 = trunc i64 %y to i32
   %z32 = trunc i64 %z to i32
-  store i64 0, ptr %waits
-  store i64 0, ptr %first_at
-  store i64 0, ptr %last_at
+  store i64 %program, ptr %program_at
   %begin = call i64 @tx_nanoseconds()
   call void %kernel(ptr %args, i32 %x32, i32 %y32, i32 %z32, i32 %gx, i32 %gy, i32 %gz, ptr %scratch)
   %end = call i64 @tx_nanoseconds()
-  call void @end_wait(ptr %waits)
-  %waited = load i64, ptr %waits
-  %place = atomicrmw add ptr %taken_at, i64 1 monotonic
-  %fits = icmp ult i64 %place, %capacity
-  br i1 %fits, label %record, label %recorded
-record:
-  %sixth = mul i64 %place, 6
-  %offset = add i64 %sixth, 2
-  %at = getelementptr i64, ptr %records, i64 %offset
-  store i64 %launch, ptr %at
-  %at1 = getelementptr i64, ptr %at, i32 1
-  store i64 %program, ptr %at1
-  %at2 = getelementptr i64, ptr %at, i32 2
-  store i64 %thread, ptr %at2
-  %at3 = getelementptr i64, ptr %at, i32 3
-  store i64 %begin, ptr %at3
-  %at4 = getelementptr i64, ptr %at, i32 4
-  store i64 %end, ptr %at4
-  %at5 = getelementptr i64, ptr %at, i32 5
-  store i64 %waited, ptr %at5
-  br label %recorded
-recorded:
+  %record = call ptr @take_record(ptr %state, i64 %begin, i64 %end, ptr null)
   call void @ring()
   br label %take
 done:
@@ -161,14 +155,28 @@ done:
   ret void
 }}
 
-define void @tx_relax(i64 %iteration) {{
+define void @tx_relax(i64 %iteration, ptr %address) {{
   call void @ring()
-  %recording = load i1, ptr @tx_recording
-  br i1 %recording, label %note, label %relax
-note:
-  call void @note_wait(i64 %iteration)
+  %key = load i32, ptr @key
+  %thread = call ptr @pthread_getspecific(i32 %key)
+  %is_recorded = icmp ne ptr %thread, null
+  %is_first = icmp eq i64 %iteration, 0
+  %begins = and i1 %is_recorded, %is_first
+  br i1 %begins, label %begin, label %relax
+begin:
+  call void @begin_wait(ptr %thread, ptr %address)
   br label %relax
 relax:
+  call void @pass_time(i64 %iteration)
+  br i1 %is_recorded, label %prolong, label %done
+prolong:
+  call void @prolong_wait(ptr %thread)
+  br label %done
+done:
+  ret void
+}}
+
+define internal void @pass_time(i64 %iteration) {{
   %spins = icmp ult i64 %iteration, 64
   br i1 %spins, label %spin, label %wait
 spin:
@@ -256,16 +264,12 @@ class _Native:
             None, pointer, pointer, i32, i32, i32, pointer, pointer, pointer, ctypes.c_int64, ctypes.c_int64
         )
         self.work_recorded = recorded(self._engine.get_function_address("tx_work_recorded"))
-        self._recording = ctypes.c_bool.from_address(self._engine.get_global_value_address("tx_recording"))
-        ctypes.CFUNCTYPE(i32)(self._engine.get_function_address("tx_make_key"))()
+        if code := ctypes.CFUNCTYPE(i32)(self._engine.get_function_address("tx_make_key"))():
+            raise LaunchError(f"this process has no pthread key left for triton_ext: {os.strerror(code)}")
         self.bell = self._engine.get_global_value_address("tx_bell")
         self._bell_eventfd = ctypes.c_int32.from_address(self._engine.get_global_value_address("tx_bell_eventfd"))
         self.fence = ctypes.CFUNCTYPE(None)(self._engine.get_function_address("tx_fence"))
         self.assert_message = ctypes.c_char_p.from_address(self._engine.get_global_value_address("tx_assert_message"))
-
-    def note_waits(self, on: bool) -> None:
-        """Whether threads that record programs note how long these spin."""
-        self._recording.value = on
 
     def wake_by_bell(self, eventfd: int) -> None:
         """Let programs that ring the bell wake who sleeps on an eventfd."""
@@ -279,7 +283,10 @@ class _Native:
 
 
 class Recorder(Protocol):
-    """Who wants to know when programs began and ended."""
+    """Who wants to know when programs began and ended, and when they waited for which word in memory.
+
+    A record: launch, program, thread, begin and end in ns, and 0, or the address that the program polled meanwhile.
+    """
 
     records: int  #: address of int64[2 + 6 * capacity]: capacity, records taken (more than fit, perhaps), records
 
@@ -291,9 +298,8 @@ _recorder: Recorder | None = None
 
 
 def record(recorder: Recorder | None) -> None:
-    """Let a recorder have all programs from now on: launch, program, thread, begin and end in ns, ns that it spun."""
+    """Let a recorder have all programs and waits from now on."""
     global _recorder
-    native_code().note_waits(recorder is not None)
     _recorder = recorder
 
 

@@ -137,7 +137,7 @@ def lower_poll(lowering: FunctionLowering, op: Operation) -> None:
     """Read until memory holds what is expected, or the time is over; the core goes to others meanwhile."""
     assert isinstance(op, tt.AtomicPollOp)
     emit, builder = lowering.emit, lowering.emit.builder
-    relax = emit.declare("tx_relax", ir.VoidType(), [I64])
+    relax = emit.declare("tx_relax", ir.VoidType(), [I64, PTR])
     clock = emit.declare("tx_nanoseconds", I64, [])
     timeout = lowering.scalar(op.timeout) if op.timeout is not None else None
     start = builder.call(clock, []) if timeout is not None else None
@@ -157,7 +157,7 @@ def lower_poll(lowering: FunctionLowering, op: Operation) -> None:
             stop = builder.or_(arrived, late)
         builder.cbranch(stop, end, wait)
         builder.position_at_end(wait)
-        builder.call(relax, [count])
+        builder.call(relax, [count, pointer])
         count.add_incoming(builder.add(count, ir.Constant(I64, 1)), wait)
         builder.branch(again)
         builder.position_at_end(end)

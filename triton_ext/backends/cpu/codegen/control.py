@@ -158,12 +158,15 @@ def lower_for(lowering: FunctionLowering, op: Operation) -> None:
 
 
 def lower_while(lowering: FunctionLowering, op: Operation) -> None:
-    """`before` decides and passes values on; `after` makes the next round's. A polling loop yields the core."""
+    """`before` decides and passes values on; `after` makes the next round's. A polling loop yields the core, and says
+    which word it watches.
+    """
     assert isinstance(op, scf.WhileOp)
     builder = lowering.emit.builder
     decide, again = op.before_region.block, op.after_region.block
     carried = [_Carried(lowering, initial, False) for initial in op.arguments]
     polls = _polls(op)
+    watched = _watched_word(lowering, op) if polls else None
     before = builder.block
     head, inside, after = (lowering.emit.block(f"while.{name}") for name in ("head", "body", "end"))
     builder.branch(head)
@@ -215,8 +218,8 @@ def lower_while(lowering: FunctionLowering, op: Operation) -> None:
 
     builder.position_at_end(inside)
     if polls:
-        relax = lowering.emit.declare("tx_relax", ir.VoidType(), [I64])
-        builder.call(relax, [count])
+        relax = lowering.emit.declare("tx_relax", ir.VoidType(), [I64, PTR])
+        builder.call(relax, [count, watched or ir.Constant(PTR, None)])
     with lowering.region():
         for arg, value in zip(again.args, passed, strict=True):
             lowering.define(arg, value)
@@ -238,6 +241,16 @@ def _polls(op: scf.WhileOp) -> bool:
             and v.value.data != 0
         )
     return watches
+
+
+def _watched_word(lowering: FunctionLowering, op: scf.WhileOp) -> ir.Value | None:
+    """The address that a polling loop reads with an atomic operation, if it is the same in all rounds."""
+    for inner in (*op.before_region.walk(), *op.after_region.walk()):
+        if inner.name.startswith("tt.atomic_"):
+            pointer = inner.operands[0]
+            inside = op.is_ancestor(pointer.owner)
+            return None if inside else lowering.scalar(pointer)
+    return None
 
 
 def lower_if(lowering: FunctionLowering, op: Operation) -> None:
