@@ -5,13 +5,17 @@ import os
 import tempfile
 import traceback
 from datetime import timedelta
+from functools import partial
+from multiprocessing import resource_tracker
 
 import torch
 import torch.distributed as dist
 
 import triton_ext as tx
+from triton_ext.emulate import Hosts
 
 CONTEXT = multiprocessing.get_context("spawn")
+TIMEOUT = timedelta(seconds=60)
 
 
 class Job:
@@ -23,12 +27,15 @@ class Job:
         os.unlink(self._store)
         self._pipes, self.processes = [], []
         for rank in range(world):
-            here, there = CONTEXT.Pipe()
-            process = CONTEXT.Process(target=_main, args=(rank, world, self._store, there, function, args))
-            process.start()
-            there.close()
-            self._pipes.append(here)
-            self.processes.append(process)
+            self._start(rank, world, partial(dist.FileStore, self._store, world), function, args)
+
+    def _start(self, rank, world, make_store, function, args):
+        here, there = CONTEXT.Pipe()
+        process = CONTEXT.Process(target=_main, args=(rank, world, make_store, there, function, args))
+        process.start()
+        there.close()
+        self._pipes.append(here)
+        self.processes.append(process)
 
     def receive(self, rank, timeout_s=120):
         """The next value that a rank told or returned. Raises AssertionError with its traceback if it failed."""
@@ -51,25 +58,65 @@ class Job:
             os.unlink(self._store)
 
 
+class HostsJob(Job):
+    """The same on emulated hosts, `ranks_per_host` ranks on each; `hosts` is there to cut links meanwhile."""
+
+    def __init__(self, hosts, ranks_per_host, function, *args, rate="1gbit", mtu_bytes=1500):
+        self._pipes, self.processes, self._store = [], [], ""
+        self.hosts = Hosts(hosts, rate, mtu_bytes).__enter__()
+        try:
+            address, world = self.hosts.addresses[0], hosts * ranks_per_host
+            with self.hosts.inside(0):  # the store is this process's, so that no rank that ends takes it along
+                self._tcp_store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
+            make_store = partial(_tcp_store, address, self._tcp_store.port, self.hosts.interface)
+            resource_tracker.ensure_running()  # of all processes to come: not on the first one's host
+            for rank in range(world):
+                with self.hosts.inside(rank // ranks_per_host):
+                    self._start(rank, world, make_store, function, args)
+        except BaseException as error:
+            self.__exit__(type(error))
+            raise
+
+    def __exit__(self, *_):
+        try:
+            super().__exit__(*_)
+        finally:
+            self._tcp_store = None
+            self.hosts.__exit__()
+
+
 def run(world, function, *args):
     """Call function(rank, tell, *args) in `world` processes, and return their results."""
     with Job(world, function, *args) as job:
-        results, failures = [], []
-        for rank in range(world):
-            try:
-                results.append(job.receive(rank))
-            except AssertionError as failure:
-                failures.append(str(failure))
-        # Who lost a peer says nothing of what the peer died of.
-        assert not failures, "\n".join(sorted(failures, key=lambda text: "PeerLost" in text))
-        return results
+        return _results(job)
 
 
-def _main(rank, world, store, pipe, function, args):
+def run_on_hosts(hosts, ranks_per_host, function, *args, rate="1gbit", mtu_bytes=1500):
+    """Call function(rank, tell, *args) in `ranks_per_host` processes on each of several emulated hosts. Needs root."""
+    with HostsJob(hosts, ranks_per_host, function, *args, rate=rate, mtu_bytes=mtu_bytes) as job:
+        return _results(job)
+
+
+def _results(job):
+    results, failures = [], []
+    for rank in range(len(job.processes)):
+        try:
+            results.append(job.receive(rank))
+        except AssertionError as failure:
+            failures.append(str(failure))
+    # Who lost a peer says nothing of what the peer died of.
+    assert not failures, "\n".join(sorted(failures, key=lambda text: "PeerLost" in text))
+    return results
+
+
+def _tcp_store(address, port, interface):
+    os.environ["GLOO_SOCKET_IFNAME"] = interface
+    return dist.TCPStore(address, port, timeout=TIMEOUT)
+
+
+def _main(rank, world, make_store, pipe, function, args):
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=timedelta(seconds=60)
-    )
+    dist.init_process_group("gloo", store=make_store(), rank=rank, world_size=world, timeout=TIMEOUT)
     try:
         tx.init()
         pipe.send(("value", function(rank, lambda value: pipe.send(("value", value)), *args)))
