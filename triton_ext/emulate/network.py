@@ -21,6 +21,7 @@ _COMMAND_TIMEOUT_S = 30
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 _BURST_S = 1e-3  # how long a link that was idle may run above its rate: see docs/hosts.md
 _QUEUE_S = 10e-3
+_LEAST_IPV6_MTU_BYTES = 1280
 _LEAST_QUEUE_PACKETS = 32  # a slow link's queue has to hold what TCP sends at once
 
 
@@ -74,7 +75,8 @@ def create(network: str, rates_bits_per_s: list[int], mtu_bytes: int) -> None:
              "type", "veth", "peer", "name", INTERFACE, "mtu", str(mtu_bytes), "netns", name)  # fmt: skip
         _run("ip", "-n", switch, "link", "set", port, "master", "switch")
         for space, interface in ((switch, port), (name, INTERFACE)):
-            _run("ip", "-n", space, "link", "set", interface, "addrgenmode", "none")  # IPv4 only: no chatter
+            if mtu_bytes >= _LEAST_IPV6_MTU_BYTES:  # below, the kernel has no IPv6 on the link
+                _run("ip", "-n", space, "link", "set", interface, "addrgenmode", "none")  # IPv4 only: no chatter
             _run("tc", "-n", space, "qdisc", "add", "dev", interface, "root", "tbf", *_shape(rate, mtu_bytes))
             _run("ip", "-n", space, "link", "set", interface, "up")
         _run("ip", "-n", name, "address", "add", f"{address(host)}/24", "dev", INTERFACE)
