@@ -155,24 +155,24 @@ def test_each_link_has_its_rate():
         assert [hosts.shaped_rate(host) for host in range(3)] == [40_000_000, 200_000_000, 1_000_000_000]
         for source, destination, rate in ((0, 1, 40e6), (2, 0, 40e6), (2, 1, 200e6)):
             speed = measure_link(hosts, source, destination, seconds=0.5)
-            # Headers take 4.4 %. The lower limit leaves room for a machine that is busy with something else.
-            assert 0.5 < speed.one_way_bytes_per_s * 8 / rate < 1.02
-            assert 0.4 < speed.both_ways_bytes_per_s * 8 / rate < 1.02
+            # Headers take 4.4 %. The lower limits leave room for a machine that is busy with something else; the upper
+            # ones for packets that were held back behind a lost one, and count when it comes.
+            assert 0.5 < speed.one_way_bytes_per_s * 8 / rate < 1.15
+            assert 0.4 < speed.both_ways_bytes_per_s * 8 / rate < 1.15
             assert 0 < speed.round_trip_s < 0.1
 
 
 @needs_hosts
 def test_small_mtu():
     with Hosts(2, "100mbit", mtu_bytes=576) as hosts:
+        with hosts.inside(1):
+            server = socket.create_server((hosts.addresses[1], 0))
         with hosts.inside(0):
-            assert (
-                "576"
-                in subprocess.run(
-                    ["ip", "link", "show", hosts.interface], capture_output=True, text=True, check=True, timeout=30
-                ).stdout
-            )
-        # 524 bytes of payload in a frame of 590.
-        assert 0.4 < measure_link(hosts, seconds=0.5).one_way_bytes_per_s * 8 / 100e6 < 0.93
+            client = socket.create_connection(server.getsockname(), timeout=10)
+        with server, client:
+            # Less 20 bytes of IP and 32 of TCP with its time stamps, or 20 without.
+            assert client.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) in (524, 536)
+        assert measure_link(hosts, seconds=0.5).one_way_bytes_per_s * 8 / 100e6 > 0.4
 
 
 @needs_hosts
