@@ -64,11 +64,13 @@ class Hosts:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with processes.signals_deferred():
-            processes.end(self._started)
-            processes.end_marked(self.name)
-            network.remove(self.name)
-        self._signals.close()
+        try:
+            with processes.signals_deferred():
+                processes.end(self._started)
+                processes.end_marked(self.name)
+                network.remove(self.name)
+        finally:
+            self._signals.close()
 
     def namespace(self, host: int) -> str:
         """The name of the host's namespace, as `ip netns exec` takes it."""
