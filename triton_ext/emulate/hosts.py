@@ -16,7 +16,7 @@ from . import network, processes
 
 _CLONE_NEWNET = 0x40000000
 _MOST_HOSTS = 254
-_AFTER_FAILURE_S = 30.0  # what the other hosts' commands have, to see it and end by themselves
+_AFTER_FAILURE_S = 10.0  # what the other hosts' commands have, to see it and end by themselves
 _serials = itertools.count()
 
 
@@ -64,11 +64,13 @@ class Hosts:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with processes.signals_deferred():
-            processes.end(self._started)
-            processes.end_marked(self.name)
-            network.remove(self.name)
-        self._signals.close()
+        try:
+            with processes.signals_deferred():
+                processes.end(self._started)
+                processes.end_marked(self.name)
+                network.remove(self.name)
+        finally:
+            self._signals.close()
 
     def namespace(self, host: int) -> str:
         """The name of the host's namespace, as `ip netns exec` takes it."""
@@ -138,8 +140,8 @@ class Hosts:
     ) -> list[int]:
         """Run one command per host, print their output with the host in front, and return their exit statuses.
 
-        A command ended by a signal counts as 128 + its number. Once a command has failed, the others have 30 s to
-        end; then they are ended. Raises HostsError after `timeout_s` (default: no limit).
+        A command ended by a signal counts as 128 + its number. Once a command has failed, the others have 10 s to
+        end; then they are ended, and get its status. Raises HostsError after `timeout_s` (default: no limit).
         """
         for name, given in (("commands", commands), ("sets of cores", cores)):
             if given is not None and len(given) != len(self):
@@ -153,20 +155,26 @@ class Hosts:
             )  # fmt: skip
             running.append(process)
             joins.append(processes.stream(process, f"[host {host}] "))
-        failed_at = None
-        while any(process.poll() is None for process in running):
-            now = time.monotonic()
-            if failed_at is None and any(process.poll() for process in running):
-                failed_at = now
-            if deadline is not None and now > deadline:
+        statuses: dict[int, int] = {}
+        give_up = None
+        while len(statuses) < len(self):
+            time.sleep(0.02)
+            for host, process in enumerate(running):
+                status = process.poll()
+                if status is not None:
+                    statuses[host] = status if status >= 0 else 128 - status
+            failed = max(statuses.values(), default=0)
+            if failed and give_up is None:
+                give_up = time.monotonic() + _AFTER_FAILURE_S
+            if deadline is not None and time.monotonic() > deadline:
                 processes.end(running)
                 raise HostsError(f"the hosts' commands had not ended after {timeout_s} s, and were ended")
-            if failed_at is not None and now > failed_at + _AFTER_FAILURE_S:
+            if give_up is not None and time.monotonic() > give_up:
                 processes.end(running)
-            time.sleep(0.02)
+                break
         for join in joins:
             join()
-        return [status if status >= 0 else 128 - status for status in (process.wait() for process in running)]
+        return [statuses.get(host, failed) for host in range(len(self))]
 
     def _checked(self, host: int) -> int:
         if not 0 <= host < len(self):

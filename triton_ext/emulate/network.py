@@ -19,9 +19,9 @@ INTERFACE = "eth0"  # of every host, inside its namespace
 _PREFIX = "triton-ext-"
 _COMMAND_TIMEOUT_S = 30
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
-_LEAST_IPV6_MTU = 1280  # the kernel has no IPv6 on links below it
 _BURST_S = 1e-3  # how long a link that was idle may run above its rate: see docs/hosts.md
 _QUEUE_S = 10e-3
+_LEAST_IPV6_MTU_BYTES = 1280
 _LEAST_QUEUE_PACKETS = 32  # a slow link's queue has to hold what TCP sends at once
 
 
@@ -75,7 +75,7 @@ def create(network: str, rates_bits_per_s: list[int], mtu_bytes: int) -> None:
              "type", "veth", "peer", "name", INTERFACE, "mtu", str(mtu_bytes), "netns", name)  # fmt: skip
         _run("ip", "-n", switch, "link", "set", port, "master", "switch")
         for space, interface in ((switch, port), (name, INTERFACE)):
-            if mtu_bytes >= _LEAST_IPV6_MTU:
+            if mtu_bytes >= _LEAST_IPV6_MTU_BYTES:  # below, the kernel has no IPv6 on the link
                 _run("ip", "-n", space, "link", "set", interface, "addrgenmode", "none")  # IPv4 only: no chatter
             _run("tc", "-n", space, "qdisc", "add", "dev", interface, "root", "tbf", *_shape(rate, mtu_bytes))
             _run("ip", "-n", space, "link", "set", interface, "up")
