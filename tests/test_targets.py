@@ -69,7 +69,7 @@ def check(trace, collective):
     # tiles.
     between = re.sub(r"A|B", "", trace[first : last + 1] + trace[last + 1 :])
     releases = re.findall(r"S+(R*)", between)
-    expected = {"all_reduce": [1, 1, 1], "reduce_scatter": [1, 0]}.get(collective, [1])
+    expected = {"all_reduce": [1, 1, 1], "reduce_scatter": [1, 0], "all_reduce_one_shot": [1, 0]}.get(collective, [1])
     assert [min(len(r), 1) for r in releases] == expected
 
 
