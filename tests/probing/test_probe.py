@@ -22,7 +22,7 @@ from triton_ext.probing import devices, measure, messages
 def probe(rank, tell, quick):
     if quick:
         messages.SIZES, messages._PER_SIZE_S, messages._REPETITIONS = messages.SIZES[:6], 0.005, (2, 5)
-        messages._LOADED_S, devices._SECONDS = 0.001, 0.01
+        messages._LOADED_S, devices._SECONDS = 0.01, 0.01
         devices._LARGEST["cpu"] = 512
     steps = []
     measured = measure.measure(torch.device("cpu"), dist.group.WORLD, lambda *step: steps.append(step))
@@ -66,7 +66,7 @@ def test_two_ranks_on_each_of_two_hosts():
     assert stored == [(0, 1), (1, 0), (2, 3), (3, 2)]
     cluster = measured_cluster.cluster(measured)
     assert [len(node.device_types) for node in cluster.nodes] == [2, 2]
-    assert cluster.bandwidth_bytes_per_s(0, 1) < cluster.bandwidth_bytes_per_s(0, 0)
+    assert 0.02e9 < cluster.bandwidth_bytes_per_s(0, 1) < 0.25e9  # 0.12e9 on a machine with nothing else to do
 
 
 @pytest.mark.slow
