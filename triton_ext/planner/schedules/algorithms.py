@@ -261,17 +261,22 @@ def _hierarchical(pattern: Pattern) -> Built | Reason:
     return 1, (across, within)
 
 
-def _rail(pattern: Pattern, node: int, rank: int) -> int:
-    """Who, on a node, stands for a rank: itself there, elsewhere the one with its place, modulo the node's size."""
+def _rails(pattern: Pattern) -> dict[int, list[int]]:
+    """For each node and rank, who stands for the rank on that node: itself, or elsewhere the one with its place there,
+    modulo the node's size."""
     members = pattern.members
-    if pattern.nodes[rank] == node:
-        return rank
-    place = members[pattern.nodes[rank]].index(rank)
-    return members[node][place % len(members[node])]
+    place = {rank: index for ranks in members.values() for index, rank in enumerate(ranks)}
+    return {
+        node: [
+            rank if pattern.nodes[rank] == node else members[node][place[rank] % len(members[node])]
+            for rank in pattern.ranks
+        ]
+        for node in members
+    }
 
 
 def _rails_reduce(pattern: Pattern) -> Steps:
-    rails = {node: [_rail(pattern, node, piece) for piece in pattern.ranks] for node in pattern.members}
+    rails = _rails(pattern)
     within = _step(
         Transfer(rank, rails[pattern.nodes[rank]][piece], (piece,), True)
         for rank in pattern.ranks
@@ -282,7 +287,7 @@ def _rails_reduce(pattern: Pattern) -> Steps:
 
 
 def _rails_gather(pattern: Pattern) -> Steps:
-    rails = {node: [_rail(pattern, node, piece) for piece in pattern.ranks] for node in pattern.members}
+    rails = _rails(pattern)
     across = _step(Transfer(piece, rail[piece], (piece,)) for rail in rails.values() for piece in pattern.ranks)
     within = _step(
         Transfer(rails[pattern.nodes[rank]][piece], rank, (piece,)) for rank in pattern.ranks for piece in pattern.ranks

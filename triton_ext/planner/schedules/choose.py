@@ -12,7 +12,7 @@ from ..cluster import Cluster
 from .algorithms import NAMES, Pattern, Reason, build, is_pipelined
 from .measured import interpolate
 from .predict import Kernel, fused_s, library_s, standalone_s
-from .request import UNFUSED, Measurement, Request
+from .request import ORDERS, UNFUSED, Measurement, Request
 from .schedule import Schedule
 from .topology import Topology, topology_of
 
@@ -94,7 +94,7 @@ def choose(
     """The schedule with the least exposed time, among those that the request's runtime can execute.
 
     previous: what was chosen before, which stays unless another one saves more than the part `hysteresis` of its time.
-    Equal times: fewer bytes, then fewer steps, fewer messages, and the name decide. The result does not depend on how
+    Equal times: fewer bytes, then fewer steps, messages and slices decide. The result does not depend on how
     ranks are numbered, nor on the order of measured points.
 
     Decisions are kept (the last 4096, for the same arguments and the same cluster object). So are schedules, for the
@@ -142,12 +142,16 @@ def _decide(
     return Decision(request, chosen, tuple(candidates), tuple(rejected), why, schedule)
 
 
-def _tie(candidate: Candidate) -> tuple[bool, int, int, int, Choice]:
-    unfused = candidate.choice.schedule == UNFUSED
-    return unfused, candidate.sent_bytes, candidate.steps, candidate.messages, candidate.choice
+_Tie = tuple[bool, int, int, int, int, int, str]
 
 
-def _rank(candidate: Candidate) -> tuple[float, tuple[bool, int, int, int, Choice]]:
+def _tie(candidate: Candidate) -> _Tie:
+    name, slices, order = candidate.choice
+    sent = candidate.sent_bytes, candidate.steps, candidate.messages
+    return name == UNFUSED, *sent, slices, ORDERS.index(order), name
+
+
+def _rank(candidate: Candidate) -> tuple[float, _Tie]:
     return candidate.total_s, _tie(candidate)
 
 
@@ -204,7 +208,8 @@ def _variants(
         alone_s = standalone_s(schedule, topology, part_bytes, request.costs, 1 if pipelined else slices)
         found = interpolate(measured, request, name, slices)
         scale = found.standalone_s / alone_s if found.standalone_s is not None and alone_s else 1.0
-        for order in request.orders if request.compute_s else request.orders[:1]:
+        ordered = request.compute_s > 0 and schedule.parts_of_tensor > 1
+        for order in request.orders if ordered else request.orders[:1]:
             kernel = Kernel(request.tiles, request.tile_compute_s, 1 if pipelined else slices, order)
             total_s = fused_s(schedule, topology, part_bytes, request.costs, kernel, scale)
             yield Candidate(
