@@ -54,7 +54,7 @@ def test_reasons():
     gather = choose(replace(REQUEST, collective="all_gather", tiles=4, slices=(1, 8)), several([4, 4]))
     assert codes(gather)["two_shot"] == "same_as" and codes(gather)["tree"] == "not_defined"
     assert codes(gather)["one_shot, 8 slices"] == "too_few_tiles"
-    with pytest.raises(PlanningError, match="no schedule of all_to_all on 8 ranks is possible: .*ring is not a sched"):
+    with pytest.raises(PlanningError, match=r"no schedule of all_to_all on 8 ranks is possible: .*ring is not a sched"):
         choose(replace(REQUEST, collective="all_to_all", executable=frozenset({"ring"})), one_node(8))
 
 

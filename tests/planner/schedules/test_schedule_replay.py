@@ -99,13 +99,13 @@ def test_every_transfer_is_needed_once_and_in_its_place(schedule):
             without = (*step[:index], *step[index + 1 :])
             for changed in (without, (*step, transfer)):
                 steps = (*schedule.steps[:number], changed, *schedule.steps[number + 1 :])
-                with pytest.raises(PlanningError, match="lacks piece|twice|not there yet"):
+                with pytest.raises(PlanningError, match=r"lacks piece|twice|not there yet"):
                     replay(replace(schedule, steps=steps), tensors)
             again = (*schedule.steps, (transfer,))
             with pytest.raises(PlanningError, match="twice"):
                 replay(replace(schedule, steps=again), tensors)
     if len(schedule.steps) > 1:
-        with pytest.raises(PlanningError, match="not there yet|twice|lacks piece"):
+        with pytest.raises(PlanningError, match=r"not there yet|twice|lacks piece"):
             replay(replace(schedule, steps=schedule.steps[::-1]), tensors)
 
 

@@ -63,7 +63,7 @@ def mesh(world: int) -> Cluster:
 
 @pytest.mark.parametrize("world", [2, 3, 5, 8])
 def test_links_of_their_own(world):
-    """With n - 1 ways out of a rank, one shot takes one tensor's time, and a tree's chunks do not hold each other up."""
+    """With n - 1 ways out of a rank, one shot takes one tensor's time, and a tree's chunks do not meet."""
     cluster, nbytes, levels = mesh(world), 1 << 20, math.ceil(math.log2(world))
     decision = choose(all_reduce(cluster, nbytes), cluster)
     assert alone_us(decision, "one_shot") == pytest.approx(2 + nbytes / 25e3)

@@ -123,7 +123,10 @@ def _decide(
             rejected.append(Rejected(name, Reason("not_executable", "not executable by the runtime")))
             continue
         for found in _variants(name, request, topology, ranks, measured):
-            (candidates if isinstance(found, Candidate) else rejected).append(found)  # type: ignore[arg-type]
+            if isinstance(found, Candidate):
+                candidates.append(found)
+            else:
+                rejected.append(found)
     if UNFUSED in request.executable:
         candidates.append(_unfused(request, topology, ranks, measured))
     else:

@@ -62,7 +62,7 @@ def fused_s(
                 added[destination] = added.get(destination, 0) + nbytes
             ready = ready_of[source](pieces, finished_s)
             busy = [(link, nbytes / topology.bandwidths_bytes_per_s[link]) for link in route.links]
-            busy.append((-1 - source, costs.put_s * len(ready)))
+            busy.append((-1 - source, costs.put_s * kernel.slices))
             for link, seconds in busy:
                 queue = queues.setdefault(link, [])
                 queue += [(at_s, seconds * scale / len(ready)) for at_s in ready]
@@ -82,11 +82,11 @@ def _drained_s(queue: list[tuple[float, float]]) -> float:
 
 def _readiness(schedule: Schedule, rank: int, kernel: Kernel) -> Callable[[tuple[int, ...], float], list[float]]:
     """A function of the pieces of a message and of the time when all else that it needs is there: when each of its
-    slices can leave."""
+    slices can leave; once, if all can at the same time."""
     own = schedule.pieces_of(rank)
     compute_s = kernel.tiles * kernel.tile_compute_s
     if not own or compute_s == 0.0:
-        return lambda _, after_s: [after_s] * kernel.slices
+        return lambda _, after_s: [after_s]
     piece_s = compute_s / len(own)
     blocks = _blocks(schedule, rank, own, kernel)
     place = {piece: (begin, turn, block) for begin, block in blocks for turn, piece in enumerate(block)}
@@ -105,7 +105,7 @@ def _readiness(schedule: Schedule, rank: int, kernel: Kernel) -> Callable[[tuple
     def ready(pieces: tuple[int, ...], after_s: float) -> list[float]:
         mine = [piece for piece in pieces if piece in place]
         if not mine or after_s >= compute_s:
-            return [after_s] * kernel.slices
+            return [after_s]
         times, latest_s = [], after_s
         for number in range(kernel.slices):
             # A slice may span several pieces: it is ready with the last of them.
