@@ -108,7 +108,7 @@ class Connection:
                 raise Lost(f"sent what is not a message (magic {magic:#x})")
             place = receiver.place(self, message)
             if len(place) != message.nbytes:
-                raise Lost(f"sent {message.nbytes} bytes for what has {len(place)}")
+                raise Lost(f"sent {message.nbytes} bytes where {len(place)} belong")
             self.since_ns = time.monotonic_ns()
             if len(place):
                 self._message, self._rest = message, place
