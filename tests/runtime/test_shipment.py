@@ -51,8 +51,8 @@ class End:
         )
 
     def receive(self):
-        for connection in list(self.shipment.connections.values()):
-            self.shipment.receive(connection)
+        for each in list(self.shipment.connections.values()):
+            self.shipment.receive(each)
 
     def is_right(self):
         inside = self.result[:, 2:7]

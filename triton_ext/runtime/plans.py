@@ -543,7 +543,8 @@ def all_to_all(
     """Every rank computes a tensor of `shape`; its part along split_dim goes to each rank, as torch.chunk cuts it.
 
     The result of rank r: all ranks' r-th parts, concatenated along concat_dim. Sizes along concat_dim may differ
-    among ranks if it is not split_dim. Collective; raises PlanError on every rank if the ranks disagree.
+    among ranks if it is not split_dim. schedule: between hosts, "direct" (each rank with each) or "hierarchical" (one
+    stream for each pair of hosts). Collective; raises PlanError on every rank if the ranks disagree.
     """
     ranks = groups.resolve(group)
     split, concat = _dim("split_dim", split_dim, len(shape)), _dim("concat_dim", concat_dim, len(shape))
@@ -575,7 +576,8 @@ def all_reduce(
     """The sum of all ranks' tensors of `shape`, on every rank; bitwise the same on all, and in every run.
 
     shots: 2 (owners sum their parts, and send the sums to all) moves the fewest bytes; 1 (all send all to all, and sum
-    it in one program at the end) waits for peers once: for small tensors.
+    it in one program at the end) waits for peers once: for small tensors. schedule: between hosts, "direct" or, in two
+    shots, "hierarchical", which sends a host's sum once, and what it gets once (docs/transports.md).
 
     Partial values travel as wire_dtype (default: dtype) and are summed in rank order in acc_dtype (default: float32,
     or dtype where that is wider or an integer). Collective; raises PlanError on every rank if the ranks disagree.
@@ -613,7 +615,7 @@ def reduce_scatter(
 ) -> Plan:
     """The sum of all ranks' tensors of `shape`; each rank gets its part along split_dim, as torch.chunk cuts it.
 
-    dtypes as in all_reduce. Collective; raises PlanError on every rank if the ranks disagree.
+    schedule and dtypes as in all_reduce. Collective; raises PlanError on every rank if the ranks disagree.
     """
     ranks = groups.resolve(group)
     split = _dim("split_dim", split_dim, len(shape))
@@ -642,7 +644,10 @@ def all_gather(
     group: GroupLike = None,
     device: DeviceLike = None,
 ) -> Plan:
-    """All ranks' tensors, concatenated along concat_dim (where sizes may differ), on every rank. Collective."""
+    """All ranks' tensors, concatenated along concat_dim (where sizes may differ), on every rank. Collective.
+
+    schedule: between hosts, "direct", or "hierarchical" to send to each host once.
+    """
     ranks = groups.resolve(group)
     concat = _dim("concat_dim", concat_dim, len(shape))
     return _make(
@@ -667,7 +672,10 @@ def broadcast(
     group: GroupLike = None,
     device: DeviceLike = None,
 ) -> Plan:
-    """The tensor of rank `root` (a rank of the group), on every rank. Every rank launches the kernel. Collective."""
+    """The tensor of rank `root` (a rank of the group), on every rank. Every rank launches the kernel. Collective.
+
+    schedule: between hosts, "direct", or "hierarchical" to send to each host once.
+    """
     ranks = groups.resolve(group)
     if not 0 <= root < ranks.size:
         raise PlanError(f"root={root} is not a rank of a group of {ranks.size}")
