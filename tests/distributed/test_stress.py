@@ -72,17 +72,18 @@ def _holds():
 
 def _run(case, rank, choose, delay, about):
     """A plan's life: made, run a few times with delays, checked, freed. Returns the number of runs."""
-    runs, run = choose.randrange(1, 6), None
+    runs, step = choose.randrange(1, 6), "making the plan"
     try:
         plan = case.plan(rank)
         for run in range(runs):
+            step = f"run {run} of {runs}"
             if delay.random() < 0.2:
                 time.sleep(delay.random() * 0.01)
             result = case.call(rank, plan=plan)
             assert_close(result, case.expected(rank).to(result.dtype))
         plan.free()
     except BaseException as error:
-        error.add_note(f"{about}, {'making the plan' if run is None else f'run {run} of 0 to {runs - 1}'}")
+        error.add_note(f"{about}, {step}")
         raise
     return runs
 
