@@ -41,6 +41,9 @@ class Bandwidths:
 
     def data_parallel(self, devices: Sequence[int], tp: int) -> float:
         """The slowest of a stage's all-reduce groups: the devices of one place in each replica."""
+        nodes = {self._node[device] for device in devices}
+        if len(nodes) == 1:
+            return self.of_nodes(nodes)
         if self._upstream:  # tests the replicas instead
             groups = [devices[first : first + tp] for first in range(0, len(devices), tp)]
         else:

@@ -23,7 +23,7 @@ from ..lookup import Lookup
 from ..plan import ParallelPlan, Replica, Stage
 from ..profiles import Gap, Profiles
 from ..result import CostedPlan, Rejected, SearchResult
-from .balance import Floats, Ints, balance
+from .balance import Balanced, Floats, Ints, balance
 from .bandwidth import Bandwidths
 from .cost import Evaluator
 from .groups import group_vectors
@@ -40,7 +40,7 @@ _Candidate = tuple[float, int, int, int, tuple[int, ...], tuple[int, ...], tuple
 class _Counts:
     costed: int = 0
     tried: int = 0
-    not_tried: int = 0
+    space: int = 0  # strategies of the choices that were searched
     rejected: dict[str, int] = field(default_factory=dict)
     examples: dict[str, str] = field(default_factory=dict)
 
@@ -62,6 +62,46 @@ def search(
     if not cluster.devices:
         raise PlanningError("the cluster has no devices; give at least one")
     return _Search(profiles, cluster, global_batch, settings).run()
+
+
+@dataclass
+class _Choices:
+    """Choices of device groups and micro-batches, and where the search of their strategies stands.
+
+    By choice: layout, count (index of the micro-batches), batches. By stage and choice: groups (index of the size),
+    devices, start (first rank), halvings (how often the data-parallel degree can be halved), runnable (exponents of
+    valid tensor-parallel degrees, as bits), level (exponent of the current one), free (bytes left in the last balance;
+    NaN before). bandwidth: of the cuts.
+    """
+
+    layout: Ints
+    count: Ints
+    groups: Ints
+    devices: Ints
+    start: Ints
+    batches: Ints
+    bandwidth: Floats
+    halvings: Ints
+    runnable: Ints
+    level: Ints
+    free: Floats
+
+    def ids(self, tables: Tables, which: Ints) -> Ints:
+        return tables.ids(
+            self.layout[which], self.start[:, which], self.groups[:, which], self.level[:, which], self.count[which]
+        )
+
+    def advance(self, which: Ints) -> Ints:
+        """More tensor parallelism for the stage with the least free memory, before any balance for the one with the
+        largest dp; returns the choices that had one."""
+        level = self.level[:, which]
+        halvable = level < self.halvings[:, which]
+        state = self.free[:, which]
+        state = np.where(np.isnan(state), (1 << level) / self.devices[:, which], state)
+        stage = np.where(halvable, state, np.inf).argmin(axis=0)
+        possible = halvable.any(axis=0)
+        self.level[stage[possible], which[possible]] += 1
+        return which[possible]
 
 
 class _Search:
@@ -103,7 +143,7 @@ class _Search:
         pruned = {
             "min_group_scale_variance": layouts * sum(found.pruned_by_size for found in self._vectors.values()),
             "max_permute_len": layouts * sum(orders),
-            "least tensor parallelism first": self._counts.not_tried,
+            "least tensor parallelism first": self._counts.space - self._counts.tried,
         }
         found = self._costed_plans()
         return SearchResult(
@@ -141,54 +181,63 @@ class _Search:
                 yield stages, np.vstack((layout.ravel(), count.ravel(), some[vector.ravel()].T))
 
     def _strategies(self, stages: int, plans: Ints) -> None:
-        tables, sizes = self._tables, np.array(self._sizes, np.int64)
+        choices = self._choices(plans)
+        active = np.arange(plans.shape[1])
+        while True:
+            active = self._valid(choices, active)
+            if not active.size:
+                break
+            batch = Batch(
+                self._tables, choices.ids(self._tables, active), choices.batches[active], choices.bandwidth[:, active]
+            )
+            capacity = batch.capacity / batch.capacity.sum(axis=0)
+            balanced = balance(self._layer_cost, capacity, batch.memory_ratio)
+            choices.free[:, active] = (1 - balanced.ratio) * batch.memory
+            self._reject_memory(stages, choices.batches[active], balanced)
+            fits = np.flatnonzero(balanced.attempts)
+            if fits.size:
+                edges = balanced.edges[:, fits]
+                self._keep_best(batch.cost(edges, fits).sum(axis=0), choices, active[fits], edges)
+            self._counts.tried += active.size
+            active = choices.advance(active[balanced.attempts != 1])
+        self._counts.space += int(np.prod(choices.halvings + 1, axis=0).sum())
+
+    def _valid(self, choices: _Choices, active: Ints) -> Ints:
+        """The plans that can be balanced, each with its next valid strategy. A choice of groups and micro-batches ends
+        where a stage has no degree left with which it can run."""
+        valid = [active[:0]]
+        while active.size:
+            left = choices.runnable[:, active] >> choices.level[:, active]
+            hopeless, invalid = (left == 0).any(axis=0), (left & 1 == 0).any(axis=0)
+            if invalid.any():
+                # The stage that ends the choice, or else the first invalid one, is the reason.
+                codes = self._tables.code[choices.ids(self._tables, active[invalid])]
+                ending = np.where(hopeless[invalid], left[:, invalid] == 0, codes != 0)
+                self._reject(codes[ending.argmax(axis=0), np.arange(codes.shape[1])])
+                self._counts.tried += int(invalid.sum())
+            valid.append(active[~invalid])
+            active = choices.advance(active[invalid & ~hopeless])
+        return np.sort(np.concatenate(valid))
+
+    def _choices(self, plans: Ints) -> _Choices:
+        sizes = np.array(self._sizes, np.int64)
         layout, count, groups = plans[0], plans[1], plans[2:]
         devices = sizes[groups]
         start = np.cumsum(devices, axis=0) - devices
-        batches = np.array(self._batches, np.int64)[count]
-        bandwidth = self._cut_bandwidths(layout, start, devices)
-        level = np.zeros_like(groups)
-        # How often each group can be halved.
-        halvings = np.array([(size & -size).bit_length() - 1 for size in self._sizes], np.int64)[groups]
-        free = np.full(groups.shape, np.nan)
-        active = np.arange(plans.shape[1])
-        tried = 0
-        while active.size:
-            ids = tables.ids(layout[active], start[:, active], groups[:, active], level[:, active], count[active])
-            codes = tables.code[ids]
-            invalid = codes.any(axis=0)
-            self._reject(codes[:, invalid])
-            tried += active.size
-            done = np.zeros(active.size, bool)
-            valid = np.flatnonzero(~invalid)
-            if valid.size:
-                which = active[valid]
-                batch = Batch(tables, ids[:, valid], batches[which], bandwidth[:, which])
-                capacity = batch.capacity / batch.capacity.sum(axis=0)
-                balanced = balance(self._layer_cost, capacity, batch.memory_ratio)
-                free[:, which] = (1 - balanced.ratio) * batch.memory
-                fits = np.flatnonzero(balanced.attempts)
-                self._reject_memory(stages, batches[which], balanced.ratio, balanced.attempts == 0)
-                if fits.size:
-                    cost = batch.cost(balanced.edges[:, fits], fits).sum(axis=0)
-                    chosen = which[fits]
-                    self._keep_best(
-                        cost, stages, layout[chosen], batches[chosen], devices[:, chosen], level[:, chosen],
-                        balanced.edges[:, fits],
-                    )  # fmt: skip
-                done[valid] = balanced.attempts == 1
-            active = active[~done]
-            # More tensor parallelism for the stage with the least free memory, before any attempt for the largest dp.
-            halvable = level[:, active] < halvings[:, active]
-            state = free[:, active]
-            state = np.where(np.isnan(state), (1 << level[:, active]) / devices[:, active], state)
-            state = np.where(halvable, state, np.inf)
-            stage = state.argmin(axis=0)
-            possible = halvable.any(axis=0)
-            active, stage = active[possible], stage[possible]
-            level[stage, active] += 1
-        self._counts.tried += tried
-        self._counts.not_tried += int(np.prod(halvings + 1, axis=0).sum()) - tried
+        halvings = np.array([(size & -size).bit_length() - 1 for size in self._sizes], np.int64)
+        return _Choices(
+            layout,
+            count,
+            groups,
+            devices,
+            start,
+            batches=np.array(self._batches, np.int64)[count],
+            bandwidth=self._cut_bandwidths(layout, start, devices),
+            halvings=halvings[groups],
+            runnable=self._tables.levels(layout, start, groups, count),
+            level=np.zeros_like(groups),
+            free=np.full(groups.shape, np.nan),
+        )
 
     def _cut_bandwidths(self, layout: Ints, start: Ints, devices: Ints) -> Floats:
         found = np.empty((len(start) - 1, len(layout)))
@@ -217,46 +266,42 @@ class _Search:
         raise AssertionError("a configuration is valid, so there is a profile")
 
     def _reject(self, codes: Ints) -> None:
-        """codes: of invalid plans; the first stage that is invalid counts."""
-        if not codes.size:
-            return
-        first = codes[(codes != 0).argmax(axis=0), np.arange(codes.shape[1])]
-        for code, count in zip(*np.unique(first, return_counts=True), strict=True):
+        for code, count in zip(*np.unique(codes, return_counts=True), strict=True):
             rejection = self._tables.rejections[int(code) - 1]
             self._counts.reject(rejection.code, int(count), rejection.reason)
 
-    def _reject_memory(self, stages: int, batches: Ints, ratio: Floats, which: Ints) -> None:
-        if not which.any():
-            return
-        plan = int(np.flatnonzero(which)[0])
-        stage = int(ratio[:, plan].argmax())
-        self._counts.reject(
-            "memory",
-            int(which.sum()),
-            f"{stages} stages, {int(batches[plan])} micro-batches: stage {stage} needs "
-            f"{ratio[stage, plan]:.2f} times its devices' memory after the last attempt",
-        )
+    def _reject_memory(self, stages: int, batches: Ints, balanced: Balanced) -> None:
+        failed = np.flatnonzero(balanced.attempts == 0)
+        if failed.size:
+            plan = int(failed[0])
+            stage = int(balanced.ratio[:, plan].argmax())
+            self._counts.reject(
+                "memory",
+                int(failed.size),
+                f"{stages} stages, {int(batches[plan])} micro-batches: stage {stage} needs "
+                f"{balanced.ratio[stage, plan]:.2f} times its devices' memory after the last attempt",
+            )
 
-    def _keep_best(
-        self, cost: Floats, stages: int, layout: Ints, batches: Ints, devices: Ints, level: Ints, edges: Ints
-    ) -> None:
+    def _keep_best(self, cost: Floats, choices: _Choices, plans: Ints, edges: Ints) -> None:
         self._counts.costed += len(cost)
         worst = self._best[-1][0] if len(self._best) >= self._keep else math.inf
         within = np.flatnonzero(cost <= worst)
         if within.size > self._keep:
             within = within[cost[within] <= np.partition(cost[within], self._keep - 1)[self._keep - 1]]
-        found = [
-            (
-                float(cost[plan]),
-                stages,
-                int(layout[plan]),
-                int(batches[plan]),
-                tuple(devices[:, plan].tolist()),
-                tuple((1 << level[:, plan]).tolist()),
-                tuple(edges[:, plan].tolist()),
+        found = []
+        for index in within.tolist():
+            plan = plans[index]
+            found.append(
+                (
+                    float(cost[index]),
+                    len(choices.devices),
+                    int(choices.layout[plan]),
+                    int(choices.batches[plan]),
+                    tuple(choices.devices[:, plan].tolist()),
+                    tuple((1 << choices.level[:, plan]).tolist()),
+                    tuple(edges[:, index].tolist()),
+                )
             )
-            for plan in within
-        ]
         self._best = heapq.nsmallest(self._keep, [*self._best, *found])
 
     def _costed_plans(self) -> tuple[CostedPlan, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -55,7 +55,11 @@ class Stages:
         shares = self._shares(types, tp, samples)
         if isinstance(shares, Rejection):
             return shares
-        return self.cost_of_shares(types, tp, shares)
+        if len(set(types)) > 1:
+            return self.cost_of_shares(types, tp, shares)
+        kinds = sorted(set(shares))  # replicas of equal shares are alike
+        found = self.cost_of_shares(tuple(types[:tp]) * len(kinds), tp, kinds)
+        return found if isinstance(found, Rejection) else replace(found, shares=shares)
 
     def cost_of_shares(self, types: Sequence[str], tp: int, shares: Sequence[int]) -> StageCost | Rejection:
         mixed = len(set(types)) > 1

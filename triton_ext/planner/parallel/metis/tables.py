@@ -30,6 +30,11 @@ class Layout:
         self.devices = tuple(device.index for device in devices)
         self.types = tuple(device.type for device in devices)
         nodes = [device.node for device in devices]
+        # By rank, where the run of its type ends: equal stages are recognised by the lengths of their runs.
+        self.run_end = [len(nodes)] * len(nodes)
+        for rank in range(len(nodes) - 2, -1, -1):
+            same = self.types[rank] == self.types[rank + 1]
+            self.run_end[rank] = self.run_end[rank + 1] if same else rank + 1
         segments = [nodes[0]]  # runs of ranks on one node
         self.segment = np.zeros(len(nodes), np.int64)
         for rank, node in enumerate(nodes[1:], 1):
@@ -37,6 +42,15 @@ class Layout:
                 segments.append(node)
             self.segment[rank] = len(segments) - 1
         self.bandwidth = _interval_bandwidths(segments, bandwidths)  # bytes/ms, segment x segment
+
+    def runs(self, start: int, end: int) -> tuple[tuple[str, int], ...]:
+        """The types of ranks [start, end): each with its number of consecutive ranks."""
+        found = []
+        while start < end:
+            stop = min(end, self.run_end[start])
+            found.append((self.types[start], stop - start))
+            start = stop
+        return tuple(found)
 
 
 def _interval_bandwidths(segments: Sequence[int], bandwidths: Bandwidths) -> Floats:
@@ -82,7 +96,9 @@ class Tables:
         self._ranks = len(layouts[0].types)
         self._ids = np.full(len(layouts) * self._ranks * len(group_sizes) * self._levels * len(samples), -1, np.int32)
         self._columns = 1
-        self._costs: dict[tuple[tuple[str, ...], int, int], StageCost | Rejection] = {}
+        self._costs: dict[tuple[tuple[tuple[str, int], ...], int, int], StageCost | Rejection] = {}
+        self._codes: dict[int, int] = {}  # of rejections, by identity: equal stages share them
+        self._masks = np.full(len(self._ids) // self._levels, -1, np.int64)
         self._rows: dict[Row, int] = {}
         layers = model.layers
         self.row_ms = np.empty((0, layers + 1))
@@ -102,7 +118,7 @@ class Tables:
         self.handed_on = handed_on  # by cut: of the layer before it
         self.head_output = float(handed_on[-1])
 
-    def ids(self, layout: Ints, start: Ints, size: Ints, level: Ints, samples: Ints) -> Ints:
+    def ids(self, layout: Ints, start: Ints, size: Ints, level: Ints | int, samples: Ints) -> Ints:
         """Configurations of stages: by layout, first rank, index of the group's size, exponent of the degree and index
         of the samples; arrays of one shape, or that broadcast to it."""
         key = ((layout * self._ranks + start) * len(self._group_sizes) + size) * self._levels + level
@@ -115,6 +131,23 @@ class Tables:
                 self._ids[number] = self._make(number)
             found = self._ids[key]
         return found.astype(np.int64)
+
+    def levels(self, layout: Ints, start: Ints, size: Ints, samples: Ints) -> Ints:
+        """Of stages: the exponents of the degrees with which they can run at all, as bits."""
+        key = ((layout * self._ranks + start) * len(self._group_sizes) + size) * len(self.samples) + samples
+        missing = np.unique(key[self._masks[key] < 0])
+        if missing.size:
+            rest, which = np.divmod(missing, len(self.samples))
+            rest, sizes = np.divmod(rest, len(self._group_sizes))
+            layouts, starts = np.divmod(rest, self._ranks)
+            masks = np.zeros(len(missing), np.int64)
+            devices = np.array(self._group_sizes)[sizes]
+            for level in range(self._levels):
+                possible = np.flatnonzero(devices % (1 << level) == 0)
+                ids = self.ids(layouts[possible], starts[possible], sizes[possible], level, which[possible])
+                masks[possible] |= (self.code[ids] == 0).astype(np.int64) << level
+            self._masks[missing] = masks
+        return self._masks[key]
 
     def _reserve(self, more: int) -> None:
         room = len(self.code) - self.count
@@ -134,15 +167,17 @@ class Tables:
         layout = self.layouts[number]
         end, tp = start + self._group_sizes[size], 1 << level
         types = layout.types[start:end]
-        signature = (types, tp, self.samples[samples])
+        signature = (layout.runs(start, end), tp, self.samples[samples])
         cost = self._costs.get(signature)
         if cost is None:
             cost = self._costs[signature] = self._stages.cost(types, tp, self.samples[samples])
         index = self.count
         self.count += 1
         if isinstance(cost, Rejection):
-            self.rejections.append(cost)
-            self.code[index] = len(self.rejections)
+            if id(cost) not in self._codes:
+                self.rejections.append(cost)
+                self._codes[id(cost)] = len(self.rejections)
+            self.code[index] = self._codes[id(cost)]
             return index
         rows = [self._row(row) for row in cost.rows]
         self._widen(len(rows))
