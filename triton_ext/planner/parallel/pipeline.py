@@ -13,6 +13,7 @@ after each backward, within the operation's time and without contention.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -143,12 +144,9 @@ class _Simulation:
         self._arrivals: dict[Flow, tuple[Callable[[], None], float]] = {}
         stages = plan.stages
         last = len(stages) - 1
-        self.forward = [
-            traffic.boundary(cluster, a.replicas, b.replicas) for a, b in zip(stages, stages[1:], strict=False)
-        ]
-        self.backward = [
-            traffic.boundary(cluster, b.replicas, a.replicas) for a, b in zip(stages, stages[1:], strict=False)
-        ]
+        pairs = list(itertools.pairwise(stage.replicas for stage in stages))
+        self.forward = [traffic.boundary(cluster, a, b) for a, b in pairs]
+        self.backward = [traffic.boundary(cluster, b, a) for a, b in pairs]
         if self.chunks > 1:  # from the last stage's chunk to the first stage's next one
             self.forward.append(traffic.boundary(cluster, stages[last].replicas, stages[0].replicas))
             self.backward.append(traffic.boundary(cluster, stages[0].replicas, stages[last].replicas))
@@ -292,34 +290,31 @@ class _Simulation:
         # The layer whose output is sent (or whose output's gradient is): the sender's last, or the receiver's.
         run = self.runs[worker.stage][operation.chunk] if operation.forward else self.runs[stage][consumer.chunk]
         for transfer in self.forward[link] if operation.forward else self.backward[link]:
-            if transfer.source != worker.index:
-                continue
-            receiver = self.workers[stage][transfer.destination]
-            size = transfer.samples * self.outputs[run[1] - 1]
-            worker.unsent += not operation.forward
-            left_s = self.now
+            if transfer.source == worker.index:
+                receiver = self.workers[stage][transfer.destination]
+                size = transfer.samples * self.outputs[run[1] - 1]
+                sent = (worker.devices[0], receiver.devices[0], operation.forward, operation.microbatch, self.now)
+                arrived = partial(self._arrived, worker, receiver, consumer, sent, size)
+                worker.unsent += not operation.forward
+                self._send(size, transfer.resources, transfer.latency_s, arrived)
 
-            def arrived(receiver: _Worker = receiver, size: int = size) -> None:
-                self.sent.append(
-                    Sent(
-                        worker.devices[0],
-                        receiver.devices[0],
-                        operation.forward,
-                        operation.microbatch,
-                        left_s,
-                        self.now,
-                        size,
-                    )
-                )
-                count, latest_s = receiver.arrived.get(consumer, (0, left_s))
-                receiver.arrived[consumer] = (count + 1, max(latest_s, left_s))
-                self._continue(receiver)
-                if not operation.forward:
-                    worker.unsent -= 1
-                    if worker.next == len(worker.order) and not worker.unsent and not worker.busy:
-                        self._finished(worker.stage)
-
-            self._send(size, transfer.resources, transfer.latency_s, arrived)
+    def _arrived(
+        self,
+        worker: _Worker,
+        receiver: _Worker,
+        consumer: Operation,
+        sent: tuple[int, int, bool, int, float],
+        size: int,
+    ) -> None:
+        left_s = sent[-1]
+        self.sent.append(Sent(*sent, self.now, size))
+        count, latest_s = receiver.arrived.get(consumer, (0, left_s))
+        receiver.arrived[consumer] = (count + 1, max(latest_s, left_s))
+        self._continue(receiver)
+        if not consumer.forward:
+            worker.unsent -= 1
+            if worker.next == len(worker.order) and not worker.unsent:
+                self._finished(worker.stage)
 
     # --- the end of a step ---
 
