@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-Resource = Hashable  # a link, or one direction of a device's port to its node's fabric
+Resource = tuple[str, int]  # ("link", index), or a direction of a device's port: ("out", device), ("in", device)
+Loads = tuple[tuple[Resource, float], ...]
 
 
 @dataclass(eq=False)
 class Flow:
-    """Bytes on their way over resources, each of which it uses from start to end."""
+    """Bytes on their way, from start to end over every resource of `loads`: so many times as the number says (a flow
+    stands for several equal ones)."""
 
     remaining_bytes: float
-    resources: tuple[Resource, ...]
+    loads: Loads
     rate: float = 0.0  # bytes/s, since `updated_s`
     updated_s: float = 0.0
     version: int = 0  # of the rate; an end predicted for an older version is void
@@ -34,23 +36,29 @@ class FlowNetwork:
     """
 
     capacity: dict[Resource, float]
-    _users: dict[Resource, dict[Flow, None]] = field(default_factory=dict)  # dict: a set in order of insertion
+    _users: dict[Resource, dict[Flow, float]] = field(default_factory=dict)  # in order of insertion
 
     def start(self, flow: Flow, now_s: float) -> list[Flow]:
         """Add a flow; returns the flows whose rate has changed, itself included."""
         flow.updated_s = now_s
-        for resource in flow.resources:
-            self._users.setdefault(resource, {})[flow] = None
+        alone = True
+        for resource, load in flow.loads:
+            users = self._users.setdefault(resource, {})
+            alone = alone and not users
+            users[flow] = load
+        if alone:
+            flow.rate = min(self.capacity[resource] / load for resource, load in flow.loads)
+            return [flow]
         return self._share(self._connected([flow]), now_s)
 
     def end(self, flow: Flow, now_s: float) -> list[Flow]:
         """Take a flow away; returns the flows whose rate has changed."""
-        touched = []
-        for resource in flow.resources:
+        touched: list[Flow] = []
+        for resource, _ in flow.loads:
             users = self._users[resource]
             del users[flow]
             touched.extend(users)
-        return self._share(self._connected(touched), now_s)
+        return self._share(self._connected(touched), now_s) if touched else []
 
     def _connected(self, flows: Iterable[Flow]) -> list[Flow]:
         found: dict[Flow, None] = {}
@@ -60,25 +68,25 @@ class FlowNetwork:
             if flow in found:
                 continue
             found[flow] = None
-            for resource in flow.resources:
+            for resource, _ in flow.loads:
                 pending.extend(other for other in self._users[resource] if other not in found)
         return list(found)
 
     def _share(self, flows: list[Flow], now_s: float) -> list[Flow]:
-        room = {resource: self.capacity[resource] for flow in flows for resource in flow.resources}
-        open_flows = dict.fromkeys(flows)
+        room = {resource: self.capacity[resource] for flow in flows for resource, _ in flow.loads}
+        waiting = dict.fromkeys(flows)
         changed = []
-        while open_flows:
+        while waiting:
             rate, bottleneck = math.inf, None
             for resource in room:
-                users = sum(user in open_flows for user in self._users[resource])
-                if users and room[resource] / users < rate:
-                    rate, bottleneck = room[resource] / users, resource
+                load = sum(load for user, load in self._users[resource].items() if user in waiting)
+                if load and room[resource] / load < rate:
+                    rate, bottleneck = room[resource] / load, resource
             assert bottleneck is not None  # every flow uses at least one resource
-            for flow in [user for user in self._users[bottleneck] if user in open_flows]:
-                del open_flows[flow]
-                for resource in flow.resources:
-                    room[resource] -= rate
+            for flow in [user for user in self._users[bottleneck] if user in waiting]:
+                del waiting[flow]
+                for resource, load in flow.loads:
+                    room[resource] = max(0.0, room[resource] - rate * load)
                 if not math.isclose(rate, flow.rate, rel_tol=1e-12):
                     flow.remaining_bytes = max(0.0, flow.remaining_bytes - flow.rate * (now_s - flow.updated_s))
                     flow.rate, flow.updated_s = rate, now_s
