@@ -177,7 +177,8 @@ class _Run:
                     compute[device] = worker.compute_s
                     exposed[device] = worker.exposed_s
                     memory[device] = round(worker.peak_bytes)
-        return Step(self.now, tuple(self.events), tuple(self.sent), compute, exposed, memory)
+        end_s = max(event.end_s for event in self.events)
+        return Step(end_s, tuple(self.events), tuple(self.sent), compute, exposed, memory)
 
     def _at(self, time_s: float, action: Callable[[], None]) -> None:
         self.count += 1
@@ -341,8 +342,3 @@ class _Run:
             worker.compute_s += worker.work.optimizer_s
             end_s = self.now + worker.work.optimizer_s
             self._record(worker, OPTIMIZER, self.now, end_s)
-            self._at(end_s, _nothing)
-
-
-def _nothing() -> None:
-    """The step ends with its last event."""
