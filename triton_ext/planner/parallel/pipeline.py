@@ -113,6 +113,8 @@ class _Worker:
     compute_s: float = 0.0
     exposed_s: float = 0.0
     unsent: int = 0  # gradients on their way
+    forwards: int = 0  # transfers that make one activation, or one gradient
+    backwards: int = 0
     arrived: dict[Operation, tuple[int, float]] = field(default_factory=dict)  # how many, and when the last one left
 
 
@@ -124,9 +126,19 @@ class _Channel:
     latency_s: float
     sender: _Worker
     receiver: _Worker
-    expected: int  # by the receiver, from all its channels of this boundary
     waiting: deque[tuple[float, Callable[[], None]]] = field(default_factory=deque)
     busy: bool = False
+
+
+_Channels = dict[_Worker, list[tuple[_Channel, float]]]  # by sender, with the size of a transfer in samples
+
+
+def _channels(senders: list[_Worker], receivers: list[_Worker], transfers: tuple[Transfer, ...]) -> _Channels:
+    channels: _Channels = {worker: [] for worker in senders}
+    for t in transfers:
+        sender = senders[t.source]
+        channels[sender].append((_Channel(t.loads, t.latency_s, sender, receivers[t.destination]), t.size))
+    return channels
 
 
 class _Run:
@@ -144,23 +156,16 @@ class _Run:
         for number, stage in enumerate(work.workers):
             order = operations(work.schedule, number, work.stages, work.microbatches, work.chunks)
             self.workers.append([_Worker(w, number, order, w.fixed_bytes, w.fixed_bytes) for w in stage])
-        around = [(number, (number + 1) % work.stages) for number in range(len(work.boundaries))]
-        pairs = list(zip(around, work.boundaries, strict=True))
-        self.forward = [self._channels(a, b, boundary.forward) for (a, b), boundary in pairs]
-        self.backward = [self._channels(b, a, boundary.backward) for (a, b), boundary in pairs]
-
-    def _channels(
-        self, source: int, destination: int, transfers: tuple[Transfer, ...]
-    ) -> dict[_Worker, list[tuple[_Channel, float]]]:
-        """By sender: its channels, with the size of a transfer in samples."""
-        receivers = self.workers[destination]
-        expected = [sum(t.destination == index for t in transfers) for index in range(len(receivers))]
-        channels: dict[_Worker, list[tuple[_Channel, float]]] = {worker: [] for worker in self.workers[source]}
-        for t in transfers:
-            sender, receiver = self.workers[source][t.source], receivers[t.destination]
-            channel = _Channel(t.loads, t.latency_s, sender, receiver, expected[t.destination])
-            channels[sender].append((channel, t.size))
-        return channels
+        self.forward: list[_Channels] = []
+        self.backward: list[_Channels] = []
+        for number, boundary in enumerate(work.boundaries):
+            source, destination = self.workers[number], self.workers[(number + 1) % work.stages]
+            self.forward.append(_channels(source, destination, boundary.forward))
+            self.backward.append(_channels(destination, source, boundary.backward))
+            for index, worker in enumerate(destination):
+                worker.forwards = sum(t.destination == index for t in boundary.forward)
+            for index, worker in enumerate(source):
+                worker.backwards = sum(t.destination == index for t in boundary.backward)
 
     def step(self) -> Step:
         for stage in self.workers:
@@ -241,18 +246,12 @@ class _Run:
 
     def _expected(self, worker: _Worker, operation: Operation) -> int:
         """How many transfers an operation waits for."""
-        last = self.work.stages - 1
-        if operation.forward:
-            boundary = worker.stage - 1 if worker.stage else last if operation.chunk else None
-            by_sender = self.forward
-        else:
-            more = operation.chunk < self.work.chunks - 1
-            boundary = worker.stage if worker.stage < last else last if more else None
-            by_sender = self.backward
-        if boundary is None:
+        forward, chunk, last = operation.forward, operation.chunk, self.work.stages - 1
+        if forward and not worker.stage and not chunk:
             return 0
-        channels = (channel for found in by_sender[boundary].values() for channel, _ in found)
-        return next((channel.expected for channel in channels if channel.receiver is worker), 0)
+        if not forward and worker.stage == last and chunk == self.work.chunks - 1:
+            return 0
+        return worker.forwards if forward else worker.backwards
 
     def _outgoing(self, stage: int, operation: Operation) -> tuple[int, Operation] | None:
         """The boundary that an operation's output leaves over and the operation that it is for; None at the ends."""

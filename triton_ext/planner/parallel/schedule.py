@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...errors import PlanningError
 from .plan import ParallelPlan
 
 
-@dataclass(frozen=True)
-class Operation:
+class Operation(NamedTuple):
     """Forward or backward of one micro-batch through one of a stage's chunks."""
 
     forward: bool
