@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ..errors import ClusterError
 from . import presets
 from .cluster import Cluster, DeviceType, Fabric, Link, Node
+from .fields import describe
 
 _GIB = 1 << 30
 
@@ -111,7 +112,8 @@ def parse(data: object, where: str) -> Cluster:
     try:
         document = _Document.model_validate(data)
     except ValidationError as error:
-        raise ClusterError("\n".join(f"{where}: {_describe(detail)}" for detail in error.errors())) from None
+        problems = [f"{where}: {describe(detail, 'cluster file')}" for detail in error.errors()]
+        raise ClusterError("\n".join(problems)) from None
     try:
         return _cluster(document)
     except ClusterError as error:
@@ -134,20 +136,6 @@ _Loader.yaml_implicit_resolvers = {key: list(value) for key, value in yaml.SafeL
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
-
-
-def _describe(detail: Any) -> str:
-    """One of pydantic's findings, with the field as it would be written in Python."""
-    field = ""
-    for part in detail["loc"]:
-        field += f"[{part}]" if isinstance(part, int) else f".{part}" if field else str(part)
-    match detail["type"]:
-        case "missing":
-            return f"{field}: missing; give it"
-        case "extra_forbidden":
-            return f"{field}: no such field; a cluster file's fields are in docs/planner.md"
-        case _:
-            return f"{field or 'the file'}: {detail['input']!r}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
 
 
 def _cluster(document: _Document) -> Cluster:
