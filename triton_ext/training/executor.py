@@ -9,6 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining.schedules import _PipelineSchedule
+from torch.distributed.pipelining.stage import _PipelineStageBase
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
@@ -96,7 +98,7 @@ class Executor:
         if plan.stages[self.stage].tp > 1:
             shardable(model, plan.stages[self.stage].tp).shard(self._mesh["tp"])
         order = layout.chunks(plan)
-        stages = []
+        stages: list[_PipelineStageBase] = []
         for index, chunk in enumerate(order):
             if chunk.stage != self.stage:
                 continue
@@ -124,6 +126,7 @@ class Executor:
             )
         self.model.layers = nn.ModuleList()  # nothing else holds the layers of other ranks
         self._optimizer = optimizer(self.parameters.values(), self._learning_rate)
+        self._schedule: _PipelineSchedule
         if plan.schedule == "interleaved":
             self._schedule = ScheduleInterleaved1F1B(stages, plan.microbatches, self._loss, scale_grads=False)
         else:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,8 @@ _GRACE_S = 5.0  # in which ranks end by themselves after the time is up, each wi
 class Job:
     """What the ranks execute: every plan `rounds` times for `steps` steps, in turn, after `warmup` steps of each.
 
-    model is FILE:FUNCTION (see `model.load`) with its arguments. cpu_quotas are in cores, by device index of the plans; none:
-    the ranks share the machine. With `check`, the first step is compared with one that a single process computes.
+    model is FILE:FUNCTION (see `model.load`) with its arguments. cpu_quotas are in cores, by device index of the
+    plans; none: the ranks share the machine. With `check`, the first step is compared with one that a single process computes.
     """
 
     plans: tuple[ParallelPlan, ...]
@@ -75,8 +75,9 @@ class Order:
 def run(job: Job, timeout_s: float = 300.0, report: Callable[[str], None] | None = None) -> tuple[Measured, ...]:
     """Execute a job under torchrun, one process for each device that a plan uses, joined by gloo.
 
-    `report` gets a line for each step. All processes have ended when this returns, however it does. Raises PlanningError for plans
-    that cannot be executed, for ranks that fail, with the end of their output, and after `timeout_s`.
+    `report` gets a line for each step. All processes have ended when this returns, however it does. Raises
+    PlanningError for plans that cannot be executed, for ranks that fail, with the end of their output, and after
+    `timeout_s`.
     """
     if not job.plans:
         raise PlanningError("no plan to run; give at least one")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -64,9 +65,15 @@ class ReplicatedStage(PipelineStage):
         return self._operations(dist.isend, gradient, self._gradients_to, bwd_chunk_id, 2 * self.stage_index - 1)
 
     def _operations(
-        self, operation: object, tensor: Tensor, parts: Sequence[Part], microbatch: int, crossing: int
+        self,
+        operation: Callable[..., Any],
+        tensor: Tensor | None,
+        parts: Sequence[Part],
+        microbatch: int,
+        crossing: int,
     ) -> list[dist.P2POp]:
         """Tags keep messages apart between ranks that share several cuts of the pipeline."""
+        assert tensor is not None  # all shapes were given
         tensor = tensor.detach()
         tag = microbatch * 2 * (self.num_stages + 1) + crossing
         return [dist.P2POp(operation, tensor[part.begin : part.end], part.peer, tag=tag) for part in parts]

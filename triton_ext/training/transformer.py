@@ -46,7 +46,7 @@ class Block(nn.Module):
         return x + self.contract(F.gelu(self.expand(self.norm_mlp(x))))
 
     def _heads(self, x: Tensor) -> Tensor:
-        """[samples, sequence, heads * head width] -> [samples, heads, sequence, head width], of the heads that are here."""
+        """[samples, sequence, width] -> [samples, heads, sequence, head width], of the heads that are here."""
         return x.unflatten(2, (-1, self.head_width)).transpose(1, 2)
 
 

@@ -48,7 +48,7 @@ def _execute(job: Job, setting: str | None, progress: Path) -> list[dict[str, An
     executors = [Executor(plan, copy.deepcopy(whole), job.learning_rate) for plan in job.plans]
     results = [_Result(executor) for executor in executors]
     if job.check:
-        for executor, result in zip(executors, results, strict=True):
+        for result in results:
             result.check(whole)
     with quota.joined(setting):
         for result in results:
@@ -131,7 +131,7 @@ def _single_process(whole: model.LayeredModel, inputs: Tensor, targets: Tensor) 
     for layer in whole.layers:
         value = layer(value)
     loss = whole.loss(value, targets) / len(inputs)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     found = {
         f"layers.{index}.{name}": parameter.grad
         for index, layer in enumerate(whole.layers)
