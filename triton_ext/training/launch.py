@@ -30,7 +30,8 @@ class Job:
     """What the ranks execute: every plan `rounds` times for `steps` steps, in turn, after `warmup` steps of each.
 
     model is FILE:FUNCTION (see `model.load`) with its arguments. cpu_quotas are in cores, by device index of the
-    plans; none: the ranks share the machine. With `check`, the first step is compared with one that a single process computes.
+    plans; none: the ranks share the machine. With `check`, the first step is compared with one that a single process
+    computes.
     """
 
     plans: tuple[ParallelPlan, ...]
@@ -98,7 +99,7 @@ def run(job: Job, timeout_s: float = 300.0, report: Callable[[str], None] | None
             timeout_s,
         )
         (Path(folder) / "order").write_bytes(pickle.dumps(order))
-        _torchrun(Path(folder), len(devices), job.threads, timeout_s, report or (lambda line: None))
+        torchrun("triton_ext.training.worker", Path(folder), len(devices), job.threads, timeout_s, report)
         results = json.loads((Path(folder) / "result.json").read_text())
     return tuple(Measured(**{**result, **_tuples(result)}) for result in results)
 
@@ -117,7 +118,11 @@ def _renumbered(plan: ParallelPlan, ranks: Mapping[int, int]) -> ParallelPlan:
     return dataclasses.replace(plan, stages=stages)
 
 
-def _torchrun(folder: Path, ranks: int, threads: int, timeout_s: float, report: Callable[[str], None]) -> None:
+def torchrun(
+    module: str, folder: Path, ranks: int, threads: int, timeout_s: float, report: Callable[[str], None] | None
+) -> None:
+    """Run a module on some ranks of this machine, with the folder as its argument. It has to write result.json there;
+    lines of a file `progress` are reported, and the text of a file `error` is the PlanningError that is raised."""
     name = f"training-{os.getpid()}-{time.monotonic_ns()}"
     environment = {
         **os.environ,
@@ -129,7 +134,7 @@ def _torchrun(folder: Path, ranks: int, threads: int, timeout_s: float, report: 
         processes.MARKER: name,
     }
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    command += ["-m", "triton_ext.training.worker", str(folder)]
+    command += ["-m", module, str(folder)]
     deadline = time.monotonic() + timeout_s + _GRACE_S
     with (folder / "output").open("wb") as output, processes.exit_on_sigterm():
         process = subprocess.Popen(
@@ -139,13 +144,16 @@ def _torchrun(folder: Path, ranks: int, threads: int, timeout_s: float, report: 
             shown = 0
             while process.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.05)
-                shown = _report(folder / "progress", shown, report)
+                if report:
+                    shown = _report(folder / "progress", shown, report)
             timed_out = process.poll() is None
         finally:
             with processes.signals_deferred():
                 processes.end([process])
                 processes.end_marked(name)
                 process.wait()
+    if report:
+        _report(folder / "progress", shown, report)
     if (folder / "result.json").is_file() and not process.returncode:
         return
     error = folder / "error"

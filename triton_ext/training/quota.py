@@ -22,6 +22,7 @@ from ..planner.cluster import Cluster
 
 PERIOD_S = 0.01  # short against a stage's time, so that a step sees an even speed; the kernel's least is 0.001
 _LEAST_CORES = 0.1  # at which the kernel's least quota, 1 ms, is used up
+_WEIGHT = 8  # against other work on the machine: a quota is to be had, not only not to be exceeded
 _ROOT = Path("/sys/fs/cgroup")
 _NAME = re.compile(r"cpu-(\d+(?:\.\d+)?)")
 
@@ -91,7 +92,9 @@ def _write_quota(name: str, group: Path, cores: float) -> None:
     quota_us = round(cores * period_us)
     if name == "cgroup2":
         (group / "cpu.max").write_text(f"{quota_us} {period_us}")
+        (group / "cpu.weight").write_text(str(100 * _WEIGHT))
     else:
+        (group / "cpu.shares").write_text(str(1024 * _WEIGHT))
         (group / "cpu.cfs_period_us").write_text(str(period_us))
         (group / "cpu.cfs_quota_us").write_text(str(quota_us))
 
