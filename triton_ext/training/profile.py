@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..errors import PlanningError, TritonExtError
+from ..errors import PlanningError
 from ..planner.parallel import profile_files
 from ..planner.parallel.profiles import Model, Profiles
 from . import launch, quota
