@@ -50,8 +50,6 @@ def check(plan: ParallelPlan) -> None:
             )
         if any(0 in _samples(stage) for stage in plan.stages):
             raise PlanningError("an interleaved schedule with a replica without samples is not executed")
-    elif plan.settings.chunks_per_stage != 1:
-        raise PlanningError(f"{plan.settings.chunks_per_stage} chunks per stage need the interleaved schedule")
     if plan.schedule == "1f1b" and microbatches < stages:
         raise PlanningError(
             f"a 1F1B schedule of {stages} stages with {microbatches} micro-batches; torch's needs at least as many "
@@ -67,6 +65,8 @@ def chunks(plan: ParallelPlan) -> list[Chunk]:
     those of its chunks, not consecutive ones: their number is the plan's, in parts as equal as can be, larger first.
     """
     count = plan.settings.chunks_per_stage
+    if count != 1 and plan.schedule != "interleaved":
+        raise PlanningError(f"{count} chunks per stage need the interleaved schedule, not {plan.schedule}")
     found: list[Chunk] = []
     begin = 0
     for turn in range(count):
