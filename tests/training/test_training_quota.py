@@ -47,7 +47,7 @@ def test_groups_are_removed_when_the_block_fails():
 
 @pytest.mark.parametrize("cores", [0.0, 0.01, -1.0, 1e6])
 def test_a_quota_that_cannot_be_is_refused(cores):
-    with pytest.raises(PlanningError, match="give 0.1 to"), quota.quotas([cores]):
+    with pytest.raises(PlanningError, match=r"give 0\.1 to"), quota.quotas([cores]):
         pass
 
 

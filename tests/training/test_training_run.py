@@ -93,6 +93,7 @@ def test_the_loss_falls_with_quotas_and_the_slow_rank_takes_longer():
     assert measured["slow"].median_s > 2 * measured["fast"].median_s
 
 
+@pytest.mark.slow
 def test_a_plan_for_another_model_is_refused_with_the_ranks_reason():
     with pytest.raises(PlanningError, match="a plan of 9 layers for a model of 6"):
         run(Job((plan((9, [([0], 1)])),), arguments=SMALL), timeout_s=60)

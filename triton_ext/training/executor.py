@@ -43,8 +43,8 @@ class Executor:
             raise PlanningError(f"a plan of {plan.layers} layers for a model of {len(model.layers)}; plan again")
         self.plan, self.model, self.rank = plan, model, dist.get_rank()
         self._learning_rate = learning_rate
-        # Every rank makes every group, in the same order: so does torch ask. It also numbers a group's ranks in ascending
-        # order, whatever the mesh's, and would give a rank another's shard: so devices are sorted.
+        # Every rank makes every group, in the same order: so does torch ask. It also numbers a group's ranks in
+        # ascending order, whatever the mesh's, and would give a rank another's shard: so devices are sorted.
         meshes = [
             DeviceMesh("cpu", [sorted(r.devices) for r in stage.replicas], mesh_dim_names=("dp", "tp"))
             for stage in plan.stages

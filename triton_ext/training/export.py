@@ -96,7 +96,7 @@ def torchtitan(plan: ParallelPlan) -> str:
 
 
 def megatron(plan: ParallelPlan) -> str:
-    """Arguments of Megatron-LM's training scripts, one to a line (Megatron-Core 0.13 or later: any layers per stage)."""
+    """Arguments of Megatron-LM's scripts, one to a line (Megatron-Core 0.13 or later: any layers per stage)."""
     dp, tp, samples = _uniform(plan, "megatron")
     _ends_apart(plan, "megatron")
     stages, settings = len(plan.stages), plan.settings
