@@ -6,7 +6,7 @@ import os
 
 import torch.distributed as dist
 
-from . import plans, proxy, trace
+from . import groups, plans, proxy, trace
 from .transports import nvshmem
 
 _owns_group = False
@@ -35,7 +35,7 @@ def shutdown() -> None:
     """
     global _owns_group
     plans.free_all(None)
-    proxy.finish()
+    proxy.finish(groups.timeout_s())
     trace.stop()
     nvshmem.close()
     if _owns_group and dist.is_initialized():
