@@ -39,3 +39,7 @@ class HostsError(TritonExtError):
 
 class TraceError(TritonExtError):
     """Recorded files that cannot be read: none, a broken one, or of different jobs."""
+
+
+class PrioritiesError(TritonExtError):
+    """Jobs or a network that priorities cannot be planned for: names the job, node or field, with its value."""
