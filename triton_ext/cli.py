@@ -16,8 +16,10 @@ from rich.console import Console
 from rich.table import Table
 
 from .errors import TritonExtError
+from .planner.jobs.command import priorities
 
 app = typer.Typer(help="Triton kernels that communicate.", no_args_is_help=True, add_completion=False)
+app.command()(priorities)
 
 
 @app.command()

@@ -68,7 +68,7 @@ def test_sincronia_by_hand() -> None:
     y = Job("y", 1, 1, 1, (Flow("a", "b", 2), Flow("c", "d", 6)))
     z = Job("z", 1, 1, 1, (Flow("a", "b", 3),))
     routes = hashed_paths(Snapshot(two, (x, y, z), 3))
-    # a -> b carries 9: x is last (1/4); then y's weight is 1 - 2/4, z's 1 - 3/4; c -> d carries 6, a -> b only 5: y is next.
+    # a -> b carries 9: x is last (1/4); then y's weight is 1 - 2/4, z's 1 - 3/4; c -> d has 6, a -> b 5: y is next.
     assert bottleneck_order(two, [x, y, z], routes) == ("z", "y", "x")
 
 

@@ -177,6 +177,7 @@ def test_every_cut_is_valid(count: int, levels: int, seed: int) -> None:
     final = compress(graph, levels, seed)
     assert graph.is_valid(final) and set(final.values()) <= set(range(levels))
     assert compress(graph, levels, seed) == final
+    assert set(final.values()) == set(range(max(final.values()) + 1))
     if count > EXACT_JOBS:
         assert graph.loss_flop_per_s(final) <= graph.loss_flop_per_s(compress(graph, 1)) + 1e-9
 

@@ -59,7 +59,8 @@ def compress(graph: ContentionGraph, levels: int, seed: int = 0, samples: int = 
     """A level in 0 … levels - 1 (0 first) for each job, with the most weight between levels.
 
     The optimum for up to EXACT_JOBS jobs; beyond, the best cut of `samples` random topological orders, each cut
-    optimally (Crux, SIGCOMM 2024, section 4.3), and of the order of priority itself. Fewer levels may be in use.
+    optimally (Crux, SIGCOMM 2024, section 4.3), and of the order of priority itself.
+    Levels in use have no gap; jobs that contend with none are in level 0.
     """
     check_levels(levels)
     count = len(graph.names)
@@ -72,7 +73,9 @@ def compress(graph: ContentionGraph, levels: int, seed: int = 0, samples: int = 
         orders = [list(range(count)), *(topological_order(graph, random) for _ in range(samples))]
         cuts = [cut_order(graph, order, levels) for order in orders]
         best = max(cuts, key=lambda cut: cut[0])[1]
-    result = {name: int(level) for name, level in zip(graph.names, best, strict=True)}
+    contending = {i for edge in graph.edges for i in edge}
+    used = sorted({best[i] for i in contending})
+    result = {name: used.index(best[i]) if i in contending else 0 for i, name in enumerate(graph.names)}
     assert graph.is_valid(result), "a cut of a topological order is valid"
     return result
 
