@@ -41,5 +41,9 @@ class TraceError(TritonExtError):
     """Recorded files that cannot be read: none, a broken one, or of different jobs."""
 
 
-class PrioritiesError(TritonExtError):
-    """Jobs or a network that priorities cannot be planned for: names the job, node or field, with its value."""
+class ClusterError(TritonExtError):
+    """A description of a cluster that cannot be: names the file, the field and its value."""
+
+
+class PlanningError(TritonExtError):
+    """Something that the planner cannot plan for: names the job, profile, setting or field, with its value."""

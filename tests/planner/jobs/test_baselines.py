@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from triton_ext.errors import PrioritiesError
+from triton_ext.errors import PlanningError
 from triton_ext.planner.jobs.baselines import (
     bottleneck_order,
     ecmp,
@@ -120,7 +120,7 @@ def test_nothing_beats_the_optimum() -> None:
 def test_too_many_choices_are_refused() -> None:
     network = clos(2, 1, 4, 1, 1)
     many = Job("j", 1, 1, 1, tuple(Flow("host0", "host1", 1) for _ in range(20)))
-    with pytest.raises(PrioritiesError, match="too many"):
+    with pytest.raises(PlanningError, match="too many"):
         exhaustive(Snapshot(network, (many,), 1))
 
 

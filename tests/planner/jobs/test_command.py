@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from triton_ext.cli import app
-from triton_ext.errors import PrioritiesError
+from triton_ext.errors import PlanningError
 from triton_ext.planner.jobs.network import clos
 from triton_ext.planner.jobs.reading import read_cluster, read_jobs
 
@@ -100,10 +100,10 @@ def test_errors_point_at_the_field(tmp_path: Path, path: tuple[Any, ...], value:
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
-    with pytest.raises(PrioritiesError, match=r"nowhere\.json: it cannot be read"):
+    with pytest.raises(PlanningError, match=r"nowhere\.json: it cannot be read"):
         read_cluster(tmp_path / "nowhere.json")
     (tmp_path / "broken.json").write_text("{")
-    with pytest.raises(PrioritiesError, match=r"broken\.json: not valid JSON"):
+    with pytest.raises(PlanningError, match=r"broken\.json: not valid JSON"):
         read_cluster(tmp_path / "broken.json")
 
 

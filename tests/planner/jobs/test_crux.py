@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triton_ext.errors import PrioritiesError
+from triton_ext.errors import PlanningError
 from triton_ext.planner.jobs.assignment import Cycle, correction_factor, priorities, share_link
 from triton_ext.planner.jobs.compression import (
     EXACT_JOBS,
@@ -49,17 +49,17 @@ def test_paths_of_a_clos() -> None:
 
 
 def test_errors_name_what_is_wrong() -> None:
-    with pytest.raises(PrioritiesError, match="no node host9"):
+    with pytest.raises(PlanningError, match="no node host9"):
         clos(1, 2, 1, 1, 1).paths("host0", "host9")
-    with pytest.raises(PrioritiesError, match="no path from n1 to n0"):
+    with pytest.raises(PlanningError, match="no path from n1 to n0"):
         line(1).paths("n1", "n0")
-    with pytest.raises(PrioritiesError, match="capacity 0"):
+    with pytest.raises(PlanningError, match="capacity 0"):
         Link("a", "b", 0)
-    with pytest.raises(PrioritiesError, match="overlap_start = 2"):
+    with pytest.raises(PlanningError, match="overlap_start = 2"):
         Job("j", 1, 1, 1, overlap_start=2)
-    with pytest.raises(PrioritiesError, match="named j"):
+    with pytest.raises(PlanningError, match="named j"):
         select_paths(line(1), [Job("j", 1, 1, 1), Job("j", 1, 1, 1)])
-    with pytest.raises(PrioritiesError, match="0 priority levels"):
+    with pytest.raises(PlanningError, match="0 priority levels"):
         compress(ContentionGraph(("a",), {}), 0)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triton_ext.errors import PrioritiesError
+from triton_ext.errors import PlanningError
 from triton_ext.planner.jobs.fairness import fair_rates
 from triton_ext.planner.jobs.job import Flow, Job
 from triton_ext.planner.jobs.network import Link, Network, clos
@@ -111,9 +111,9 @@ def test_jobs_without_traffic_only_compute() -> None:
 
 
 def test_errors() -> None:
-    with pytest.raises(PrioritiesError, match="iterations = 0"):
+    with pytest.raises(PlanningError, match="iterations = 0"):
         Submission(job("j", 1, 1, 1, 1), 0, 0)
-    with pytest.raises(PrioritiesError, match="-1 s"):
+    with pytest.raises(PlanningError, match="-1 s"):
         simulate(WIRE, [], crux, 8, -1)
 
 

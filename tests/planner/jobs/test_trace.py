@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from triton_ext.errors import PrioritiesError
+from triton_ext.errors import PlanningError
 from triton_ext.planner.jobs.policy import crux
 from triton_ext.planner.jobs.simulator import simulate
 from triton_ext.planner.jobs.trace import Specification, generate, read_specification
@@ -38,5 +38,5 @@ def test_specification_of_a_cluster(tmp_path: Path) -> None:
     assert len(specification.hosts()) == 6
     assert len(specification.network(2, 1, 1).paths("host0", "host5")) == 2
     file.write_text("num_switch\n2\n")
-    with pytest.raises(PrioritiesError, match="num_node_p_switch"):
+    with pytest.raises(PlanningError, match="num_node_p_switch"):
         read_specification(file)

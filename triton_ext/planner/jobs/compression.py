@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import PrioritiesError
+from ...errors import PlanningError
 from .job import Job, Routes, intensity_flop_per_s
 from .network import Network
 
@@ -94,7 +94,7 @@ def compress_even(graph: ContentionGraph, levels: int) -> dict[str, int]:
 
 def check_levels(levels: int) -> None:
     if levels < 1:
-        raise PrioritiesError(f"{levels} priority levels; give at least 1")
+        raise PlanningError(f"{levels} priority levels; give at least 1")
 
 
 def topological_order(graph: ContentionGraph, random: np.random.Generator) -> list[int]:

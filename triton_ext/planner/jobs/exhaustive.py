@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
-from ...errors import PrioritiesError
+from ...errors import PlanningError
 from .job import Job, Routes, solo_period_s, transmit_s
 from .network import Network
 from .policy import Decision, Snapshot
@@ -94,7 +94,7 @@ class Evaluation:
         candidates = [[self.network.paths(f.source, f.destination) for f in self.jobs[name].flows] for name in names]
         choices = math.prod(len(paths) for job in candidates for paths in job)
         if choices > MOST_CHOICES:
-            raise PrioritiesError(
+            raise PlanningError(
                 f"{choices} choices of paths are too many to try; the most is {MOST_CHOICES}: give fewer jobs or flows"
             )
         for chosen in itertools.product(*(itertools.product(*job) for job in candidates)):
@@ -119,6 +119,6 @@ def weak_orders(count: int, levels: int) -> Iterator[tuple[int, ...]]:
 
 
 def exhaustive(snapshot: Snapshot) -> Decision:
-    """The paths and levels with the most computation, by simulation of all of them. Raises PrioritiesError for many."""
+    """The paths and levels with the most computation, by simulation of all of them. Raises PlanningError for many."""
     _, routes, levels = Evaluation(snapshot.network, snapshot.jobs).optimum(snapshot.levels)
     return Decision(routes, levels)

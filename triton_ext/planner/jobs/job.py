@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...errors import PrioritiesError
+from ...errors import PlanningError
 from .network import Network, Path
 
 Routes = Mapping[str, tuple[Path, ...]]  # by job: one path per flow, in the order of the job's flows
@@ -40,12 +40,12 @@ class Job:
             ("overlap_start", self.overlap_start, 0 <= self.overlap_start <= 1),
         ):
             if not good:
-                raise PrioritiesError(
+                raise PlanningError(
                     f"job {self.name}: {field} = {value}; it must be positive, overlap_start in [0, 1]"
                 )
         for flow in self.flows:
             if not 0 < flow.size_bytes < math.inf:
-                raise PrioritiesError(
+                raise PlanningError(
                     f"job {self.name}: {flow.source} -> {flow.destination} of {flow.size_bytes} bytes; "
                     "give a positive number or leave the flow out"
                 )
@@ -77,8 +77,8 @@ def intensity_flop_per_s(network: Network, job: Job, paths: Sequence[Path]) -> f
 
 
 def check_names(jobs: Sequence[Job]) -> None:
-    """Raises PrioritiesError if two jobs have one name."""
+    """Raises PlanningError if two jobs have one name."""
     names = [job.name for job in jobs]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise PrioritiesError(f"two jobs are named {twice}; give each its own name")
+        raise PlanningError(f"two jobs are named {twice}; give each its own name")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from ...errors import PrioritiesError
+from ...errors import PlanningError
 
 Path = tuple[int, ...]  # indices into Network.links, from the source on; empty within a node
 
@@ -18,7 +18,7 @@ class Link:
 
     def __post_init__(self) -> None:
         if not 0 < self.capacity_bytes_per_second < float("inf"):
-            raise PrioritiesError(
+            raise PlanningError(
                 f"link {self.source} -> {self.destination}: capacity {self.capacity_bytes_per_second} bytes/s; "
                 "give a positive number"
             )
@@ -33,7 +33,7 @@ class Network:
     def paths(self, source: str, destination: str) -> tuple[Path, ...]:
         """Every path with the fewest links, as ECMP sees them, ordered by the indices of their links.
 
-        Raises PrioritiesError for a node that no link names, and where there is no way.
+        Raises PlanningError for a node that no link names, and where there is no way.
         """
         key = (source, destination)
         if key not in self._paths:
@@ -55,7 +55,7 @@ class Network:
     def _shortest(self, source: str, destination: str) -> tuple[Path, ...]:
         for node in (source, destination):
             if node not in self._outgoing:
-                raise PrioritiesError(f"the network has no node {node}; it has {len(self._outgoing)} others")
+                raise PlanningError(f"the network has no node {node}; it has {len(self._outgoing)} others")
         if source == destination:
             return ((),)
         reached: dict[str, list[Path]] = {source: [()]}
@@ -70,7 +70,7 @@ class Network:
             seen.update(following)
             reached = following
         if destination not in reached:
-            raise PrioritiesError(f"no path from {source} to {destination}; add the links between them")
+            raise PlanningError(f"no path from {source} to {destination}; add the links between them")
         return tuple(sorted(reached[destination]))
 
 
@@ -83,7 +83,7 @@ def clos(
 ) -> Network:
     """Two layers: host<i> under tor<i // hosts_per_tor>, every ToR linked to every agg<k>, both ways."""
     if min(tors, hosts_per_tor, aggregations) < 1:
-        raise PrioritiesError(
+        raise PlanningError(
             f"a Clos of {tors} ToRs, {hosts_per_tor} hosts per ToR and {aggregations} aggregation switches; "
             "give at least one of each"
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...errors import PrioritiesError
+from ...errors import PlanningError
 from .job import Flow, Job
 from .network import Link, Network, clos
 
@@ -26,8 +26,8 @@ class _Field:
     value: Any
     where: str
 
-    def wrong(self, what: str) -> PrioritiesError:
-        return PrioritiesError(f"{self.where}: {what}")
+    def wrong(self, what: str) -> PlanningError:
+        return PlanningError(f"{self.where}: {what}")
 
     def fields(self, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, _Field]:
         known = ", ".join((*required, *optional))
@@ -76,7 +76,7 @@ def read_cluster(file: Path) -> Cluster:
     top = _load(file).fields(("levels",), ("clos", "links"))
     levels = top["levels"].whole()
     if ("clos" in top) == ("links" in top):
-        raise PrioritiesError(f"{file}: give either clos or links")
+        raise PlanningError(f"{file}: give either clos or links")
     return Cluster(_clos(top["clos"]) if "clos" in top else _links(top["links"]), levels)
 
 
@@ -102,7 +102,7 @@ def read_jobs(file: Path, network: Network) -> tuple[Job, ...]:
             fields["overlap_start"].number(0, 1, above=False) if "overlap_start" in fields else 1.0,
         )
     if not jobs:
-        raise PrioritiesError(f"{file}: jobs is empty; give at least one")
+        raise PlanningError(f"{file}: jobs is empty; give at least one")
     return tuple(jobs.values())
 
 
@@ -115,7 +115,7 @@ def _flow(field: _Field, network: Network, nodes: set[str]) -> Flow:
     flow = Flow(fields["from"].text(), fields["to"].text(), fields["bytes"].number())
     try:
         network.paths(flow.source, flow.destination)
-    except PrioritiesError as error:
+    except PlanningError as error:
         raise field.wrong(str(error)) from None
     return flow
 
@@ -147,7 +147,7 @@ def _load(file: Path) -> _Field:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise PrioritiesError(f"{file}: it cannot be read: {error}") from None
+        raise PlanningError(f"{file}: it cannot be read: {error}") from None
     parse: Callable[[str], Any]
     if file.suffix == ".json":
         parse, wrong = json.loads, (ValueError,)
@@ -158,4 +158,4 @@ def _load(file: Path) -> _Field:
     try:
         return _Field(parse(text), str(file))
     except wrong as error:
-        raise PrioritiesError(f"{file}: not valid {'JSON' if file.suffix == '.json' else 'YAML'}: {error}") from None
+        raise PlanningError(f"{file}: not valid {'JSON' if file.suffix == '.json' else 'YAML'}: {error}") from None

@@ -23,7 +23,7 @@ class Plan:
 
 
 def plan(jobs_file: Path, cluster_file: Path) -> Plan:
-    """Raises PrioritiesError, which names file and field."""
+    """Raises PlanningError, which names file and field."""
     cluster = read_cluster(cluster_file)
     jobs = read_jobs(jobs_file, cluster.network)
     routes = select_paths(cluster.network, jobs)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import PrioritiesError
+from ...errors import PlanningError
 from .fairness import fair_rates
 from .job import Job, check_names, load_s
 from .network import Network, Path
@@ -29,7 +29,7 @@ class Submission:
 
     def __post_init__(self) -> None:
         if not 0 <= self.arrival_s < math.inf or (self.iterations is not None and self.iterations < 1):
-            raise PrioritiesError(
+            raise PlanningError(
                 f"job {self.job.name}: arrival_s = {self.arrival_s}, iterations = {self.iterations}; "
                 "an arrival is not before 0, and a job has at least one iteration"
             )
@@ -79,7 +79,7 @@ def simulate(
     """
     check_names([submission.job for submission in submissions])
     if not 0 < end_s < math.inf:
-        raise PrioritiesError(f"a simulation of {end_s} s; give a positive time")
+        raise PlanningError(f"a simulation of {end_s} s; give a positive time")
     return _Simulation(network, submissions, policy, levels, end_s, seed).run()
 
 

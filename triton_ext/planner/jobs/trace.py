@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...errors import PrioritiesError
+from ...errors import PlanningError
 from .job import Flow, Job
 from .network import Network, clos
 from .simulator import Submission
@@ -87,4 +87,4 @@ def read_specification(file: Path) -> Specification:
             row = next(csv.DictReader(lines))
         return Specification(*(int(row[column]) for column in columns))
     except (OSError, StopIteration, KeyError, ValueError, TypeError) as error:
-        raise PrioritiesError(f"{file}: no cluster specification ({error!r}); it needs {', '.join(columns)}") from None
+        raise PlanningError(f"{file}: no cluster specification ({error!r}); it needs {', '.join(columns)}") from None

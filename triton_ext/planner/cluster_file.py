@@ -1,0 +1,217 @@
+"""Clusters in YAML and JSON files.
+
+    device_types:                  # by name; a published device (`presets`) needs no entry here
+      mine: {memory_gib: 24, peak_tflop_per_s: 71, memory_bandwidth_gb_per_s: 936}
+    nodes:
+      - {name: a, count: 2, devices: [{type: A100-40, count: 4}], fabric: {bandwidth_gb_per_s: 300, latency_us: 3}}
+    switches: [s]
+    links:                         # both directions, unless one_way is true; a0 and a1 come from `count: 2`
+      - {from: a0, to: s, bandwidth_gb_per_s: 12.5, latency_us: 10}
+
+GB are 10^9 bytes, GiB 2^30. Unknown and missing fields, wrong types and impossible numbers raise ClusterError, which
+names the file and the field.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..errors import ClusterError
+from . import presets
+from .cluster import Cluster, DeviceType, Fabric, Link, Node
+
+_GIB = 1 << 30
+
+_Name = Annotated[str, Field(min_length=1)]
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Latency = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Count = Annotated[int, Field(ge=1)]
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+
+class _DeviceType(_Entry):
+    """Figures of one device: memory, dense 16-bit throughput and the speed of its memory."""
+
+    memory_gib: _Positive
+    peak_tflop_per_s: _Positive
+    memory_bandwidth_gb_per_s: _Positive
+
+
+class _Devices(_Entry):
+    """Equal devices, in the order of their local indices."""
+
+    type: _Name
+    count: _Count = 1
+
+
+class _Fabric(_Entry):
+    """What joins the devices of a node."""
+
+    bandwidth_gb_per_s: _Positive
+    latency_us: _Latency
+
+
+class _Node(_Entry):
+    """A host, or several equal ones: with a count, a number from 0 follows the name."""
+
+    name: _Name
+    count: _Count | None = None
+    devices: Annotated[list[_Devices], Field(min_length=1)]
+    fabric: _Fabric
+
+
+class _Link(_Entry):
+    """A cable between nodes or switches."""
+
+    source: Annotated[str, Field(alias="from", min_length=1)]
+    destination: Annotated[str, Field(alias="to", min_length=1)]
+    bandwidth_gb_per_s: _Positive
+    latency_us: _Latency
+    one_way: bool = False
+
+
+class _Document(_Entry):
+    """A cluster of devices that compute and links that carry."""
+
+    device_types: dict[_Name, _DeviceType] = {}
+    nodes: Annotated[list[_Node], Field(min_length=1)]
+    switches: list[_Name] = []
+    links: list[_Link] = []
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of a cluster file, for editors and other programs."""
+    return _Document.model_json_schema()
+
+
+def load(path: Path) -> Cluster:
+    """The cluster of a YAML or JSON file (JSON is YAML). Raises ClusterError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ClusterError(f"{path}: it cannot be read: {error}") from None
+    try:
+        data = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise ClusterError(f"{path}: neither YAML nor JSON: {error}") from None
+    return parse(data, str(path))
+
+
+def parse(data: object, where: str) -> Cluster:
+    """The cluster that a file's contents describe; `where` is named in errors."""
+    try:
+        document = _Document.model_validate(data)
+    except ValidationError as error:
+        raise ClusterError("\n".join(f"{where}: {_describe(detail)}" for detail in error.errors())) from None
+    try:
+        return _cluster(document)
+    except ClusterError as error:
+        raise ClusterError(f"{where}: {error}") from None
+
+
+def dump(cluster: Cluster, path: Path) -> None:
+    """Write a cluster so that `load` gives it back: JSON for a name that ends in .json, YAML otherwise."""
+    data = _data(cluster)
+    is_json = path.suffix == ".json"
+    text = json.dumps(data, indent=2) if is_json else yaml.safe_dump(data, sort_keys=False, default_flow_style=None)
+    path.write_text(text, encoding="utf-8")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 takes 25e9 for a text, 1.2 and JSON for a number: so do we."""
+
+
+_Loader.yaml_implicit_resolvers = {key: list(value) for key, value in yaml.SafeLoader.yaml_implicit_resolvers.items()}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def _describe(detail: Any) -> str:
+    """One of pydantic's findings, with the field as it would be written in Python."""
+    field = ""
+    for part in detail["loc"]:
+        field += f"[{part}]" if isinstance(part, int) else f".{part}" if field else str(part)
+    match detail["type"]:
+        case "missing":
+            return f"{field}: missing; give it"
+        case "extra_forbidden":
+            return f"{field}: no such field; a cluster file's fields are in docs/planner.md"
+        case _:
+            return f"{field or 'the file'}: {detail['input']!r}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
+
+
+def _cluster(document: _Document) -> Cluster:
+    types = {
+        name: DeviceType(
+            name,
+            round(entry.memory_gib * _GIB),
+            entry.peak_tflop_per_s * 1e12,
+            entry.memory_bandwidth_gb_per_s * 1e9,
+        )
+        for name, entry in document.device_types.items()
+    }
+    nodes = []
+    for entry in document.nodes:
+        devices = tuple(group.type for group in entry.devices for _ in range(group.count))
+        for name in devices:
+            if name not in types:
+                types[name] = presets.device_type(name)
+        fabric = Fabric(entry.fabric.bandwidth_gb_per_s * 1e9, entry.fabric.latency_us * 1e-6)
+        names = [entry.name] if entry.count is None else [f"{entry.name}{i}" for i in range(entry.count)]
+        nodes += [Node(name, devices, fabric) for name in names]
+    links = []
+    for cable in document.links:
+        width, latency_s = cable.bandwidth_gb_per_s * 1e9, cable.latency_us * 1e-6
+        links.append(Link(cable.source, cable.destination, width, latency_s))
+        if not cable.one_way:
+            links.append(Link(cable.destination, cable.source, width, latency_s))
+    return Cluster(tuple(types.values()), tuple(nodes), tuple(document.switches), tuple(links))
+
+
+def _data(cluster: Cluster) -> dict[str, Any]:
+    return {
+        "device_types": {
+            kind.name: {
+                "memory_gib": kind.memory_bytes / _GIB,
+                "peak_tflop_per_s": kind.peak_flop_per_s / 1e12,
+                "memory_bandwidth_gb_per_s": kind.memory_bandwidth_bytes_per_s / 1e9,
+            }
+            for kind in cluster.device_types
+        },
+        "nodes": [
+            {
+                "name": node.name,
+                "devices": [{"type": name, "count": count} for name, count in _runs(node.device_types)],
+                "fabric": _speed(node.fabric),
+            }
+            for node in cluster.nodes
+        ],
+        "switches": list(cluster.switches),
+        "links": [
+            {"from": link.source, "to": link.destination, **_speed(link), "one_way": True} for link in cluster.links
+        ],
+    }
+
+
+def _speed(of: Fabric | Link) -> dict[str, float]:
+    return {"bandwidth_gb_per_s": of.bandwidth_bytes_per_s / 1e9, "latency_us": of.latency_s / 1e-6}
+
+
+def _runs(names: tuple[str, ...]) -> list[tuple[str, int]]:
+    runs: list[tuple[str, int]] = []
+    for name in names:
+        if runs and runs[-1][0] == name:
+            runs[-1] = (name, runs[-1][1] + 1)
+        else:
+            runs.append((name, 1))
+    return runs

@@ -1,0 +1,1 @@
+"""Parallelism plans: which devices compute which layers, split how, in which pipeline."""

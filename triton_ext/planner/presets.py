@@ -1,0 +1,78 @@
+"""Published figures of devices and of the nodes that they are sold in.
+
+Sources: NVIDIA's data sheets and architecture papers of the V100, A100, H100, GH200, T4, P100, Titan RTX, GeForce RTX
+2080 Ti and GeForce RTX 3090, and AMD's of the MI300X. `peak_flop_per_s` is dense 16-bit matrix throughput (float16 with
+accumulation in float32 on GeForce, where the data sheets distinguish; the P100 has no matrix units). A fabric's
+bandwidth is one device's, in one direction: half of what data sheets print for NVLink, and PCIe 3.0 x16 without.
+The RTX 2080 of the public Metis profiles has 11 GiB: it is the Ti.
+"""
+
+from __future__ import annotations
+
+from ..errors import ClusterError
+from .cluster import Cluster, DeviceType, Fabric, Node, star
+
+_GIB = 1 << 30
+
+
+def _device(name: str, memory_gib: int, peak_tflop_per_s: float, memory_bandwidth_gb_per_s: float) -> DeviceType:
+    return DeviceType(name, memory_gib * _GIB, peak_tflop_per_s * 1e12, memory_bandwidth_gb_per_s * 1e9)
+
+
+DEVICE_TYPES: dict[str, DeviceType] = {
+    device.name: device
+    for device in (
+        _device("A100-40", 40, 312, 1555),
+        _device("A100-80", 80, 312, 2039),
+        _device("GH-96", 96, 989, 4000),
+        _device("H100-80", 80, 989, 3350),
+        _device("MI300X", 192, 1307, 5300),
+        _device("P100-16", 16, 21.2, 732),
+        _device("RTX-2080", 11, 53.8, 616),
+        _device("RTX-3090", 24, 71, 936),
+        _device("T4", 16, 65, 320),
+        _device("Titan-RTX", 24, 130.5, 672),
+        _device("V100-16", 16, 125, 900),
+    )
+}
+
+_PCIE3 = Fabric(12e9, 5e-6)  # of 15.75e9 on paper
+# The fabric of a device type's usual node, and what that node's network cards carry together.
+_NODES: dict[str, tuple[Fabric, float]] = {
+    "A100-40": (Fabric(300e9, 3e-6), 12.5e9),
+    "A100-80": (Fabric(300e9, 3e-6), 25e9),
+    "GH-96": (Fabric(450e9, 3e-6), 25e9),
+    "H100-80": (Fabric(450e9, 3e-6), 50e9),
+    "MI300X": (Fabric(64e9, 3e-6), 50e9),
+    "P100-16": (_PCIE3, 1.25e9),
+    "RTX-2080": (_PCIE3, 1.25e9),
+    "RTX-3090": (_PCIE3, 1.25e9),
+    "T4": (_PCIE3, 1.25e9),
+    "Titan-RTX": (_PCIE3, 1.25e9),
+    "V100-16": (Fabric(150e9, 3e-6), 12.5e9),
+}
+
+
+def device_type(name: str) -> DeviceType:
+    """A published device by name; ClusterError with all names for one that is not there."""
+    if name not in DEVICE_TYPES:
+        raise ClusterError(f"no published device {name!r}; there are {', '.join(sorted(DEVICE_TYPES))}")
+    return DEVICE_TYPES[name]
+
+
+def cluster(counts: dict[str, int], devices_per_node: int = 4, network_latency_s: float = 10e-6) -> Cluster:
+    """A cluster of published devices, e.g. {"A100-40": 8, "V100-16": 6}: nodes of `devices_per_node` devices of one
+    type (the last one may have fewer), all linked to one switch with the bandwidth that is usual for the type."""
+    if devices_per_node < 1:
+        raise ClusterError(f"{devices_per_node} devices per node; give at least 1")
+    nodes, widths = [], {}
+    for name, count in counts.items():
+        device_type(name)
+        if count < 1:
+            raise ClusterError(f"{count} devices of type {name}; give at least 1")
+        fabric, width = _NODES[name]
+        for first in range(0, count, devices_per_node):
+            node = Node(f"{name}.{first // devices_per_node}", (name,) * min(devices_per_node, count - first), fabric)
+            nodes.append(node)
+            widths[node.name] = width
+    return star([DEVICE_TYPES[name] for name in counts], nodes, widths, network_latency_s)
