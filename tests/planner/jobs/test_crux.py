@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triton_ext.errors import PlanningError
+from networks import clos, line
+from triton_ext.errors import ClusterError, PlanningError
 from triton_ext.planner.jobs.assignment import Cycle, correction_factor, priorities, share_link
 from triton_ext.planner.jobs.compression import (
     EXACT_JOBS,
@@ -22,64 +23,43 @@ from triton_ext.planner.jobs.compression import (
     cut_order,
     topological_order,
 )
-from triton_ext.planner.jobs.job import Flow, Job, intensity_flop_per_s, transmit_s
-from triton_ext.planner.jobs.network import Link, Network, clos
+from triton_ext.planner.jobs.job import Flow, Job, candidates, intensity_flop_per_s, transmit_s
 from triton_ext.planner.jobs.path_selection import select_paths
 
 ONE, TWO = Cycle(2, 2), Cycle(1, 1)  # the paper's first example
 HALF_ONE, HALF_TWO = Cycle(4, 1, 0.5), Cycle(2, 3, 0.5)  # and its second
 
 
-def line(*capacities: float) -> Network:
-    return Network(tuple(Link(f"n{i}", f"n{i + 1}", c) for i, c in enumerate(capacities)))
-
-
-def test_paths_of_a_clos() -> None:
-    network = clos(tors=3, hosts_per_tor=2, aggregations=4, host_bytes_per_second=10, uplink_bytes_per_second=5)
-    assert len(network.links) == 2 * (3 * 2 + 3 * 4)
-    assert network.paths("host0", "host0") == ((),)
-    assert [len(p) for p in network.paths("host0", "host1")] == [2]
-    paths = network.paths("host0", "host5")
-    assert len(paths) == len(set(paths)) == 4
-    for path in paths:
-        links = [network.links[i] for i in path]
-        assert [link.destination for link in links][-1] == "host5" and links[0].source == "host0"
-        assert all(a.destination == b.source for a, b in itertools.pairwise(links))
-        assert min(link.capacity_bytes_per_second for link in links) == 5
-
-
 def test_errors_name_what_is_wrong() -> None:
-    with pytest.raises(PlanningError, match="no node host9"):
-        clos(1, 2, 1, 1, 1).paths("host0", "host9")
-    with pytest.raises(PlanningError, match="no path from n1 to n0"):
-        line(1).paths("n1", "n0")
-    with pytest.raises(PlanningError, match="capacity 0"):
-        Link("a", "b", 0)
-    with pytest.raises(PlanningError, match="overlap_start = 2"):
+    with pytest.raises(PlanningError, match="overlap_start is 2"):
         Job("j", 1, 1, 1, overlap_start=2)
+    with pytest.raises(PlanningError, match="job j: communication_s is -1"):
+        Job("j", 1, 1, 1, communication_s=-1)
     with pytest.raises(PlanningError, match="named j"):
         select_paths(line(1), [Job("j", 1, 1, 1), Job("j", 1, 1, 1)])
     with pytest.raises(PlanningError, match="0 priority levels"):
         compress(ContentionGraph(("a",), {}), 0)
+    with pytest.raises(ClusterError, match="no node is named 'n9'"):
+        select_paths(line(1), [Job("j", 1, 1, 1, (Flow("n0", "n9", 1),))])
 
 
 def test_intensity_is_over_the_slowest_link() -> None:
-    network = line(10, 2)
+    cluster = line(10, 2)
     job = Job("j", 8, 300, 1, (Flow("n0", "n2", 20), Flow("n0", "n1", 100)))
-    paths = tuple(network.paths(f.source, f.destination)[0] for f in job.flows)
-    assert transmit_s(network, job, paths) == 12  # 120 bytes at 10, 20 bytes at 2
-    assert intensity_flop_per_s(network, job, paths) == 25
-    assert intensity_flop_per_s(network, Job("quiet", 1, 1, 1), ()) == math.inf
+    paths = tuple(candidates(cluster, f)[0] for f in job.flows)
+    assert transmit_s(cluster, job, paths) == 12  # 120 bytes at 10, 20 bytes at 2
+    assert intensity_flop_per_s(cluster, job, paths) == 25
+    assert intensity_flop_per_s(cluster, Job("quiet", 1, 1, 1), ()) == math.inf
 
 
 def test_intense_jobs_choose_first_and_apart() -> None:
-    network = clos(2, 2, 2, 10, 5)
+    cluster = clos(2, 2, 2, 10, 5)
     jobs = [
         Job(n, 8, w, 1, (Flow(s, d, 10),)) for n, w, s, d in (("a", 5, "host0", "host2"), ("b", 9, "host1", "host3"))
     ]
-    routes = select_paths(network, jobs)
-    assert routes == select_paths(network, jobs[::-1])
-    assert routes["b"][0] == network.paths("host1", "host3")[0]
+    routes = select_paths(cluster, jobs)
+    assert routes == select_paths(cluster, jobs[::-1])
+    assert routes["b"][0] == candidates(cluster, jobs[1].flows[0])[0]
     assert not set(routes["a"][0]) & set(routes["b"][0])
 
 
@@ -119,13 +99,13 @@ def test_one_link_is_shared_lawfully(a: float, b: float, c: float, d: float, u: 
 
 
 def test_priorities_correct_the_intensity() -> None:
-    network = line(1)
+    cluster = line(1)
     one = Job("one", 10, 10, 2, (Flow("n0", "n1", 2),))
     two = Job("two", 10, 5, 1, (Flow("n0", "n1", 1),))
     quiet = Job("quiet", 10, 5, 1)
-    routes = select_paths(network, [one, two, quiet])
+    routes = select_paths(cluster, [one, two, quiet])
     # Equal intensities and equal traffic per second: "one" is the reference, by name.
-    assert priorities(network, [two, quiet, one], routes) == pytest.approx({"one": 5, "two": 7.5, "quiet": math.inf})
+    assert priorities(cluster, [two, quiet, one], routes) == pytest.approx({"one": 5, "two": 7.5, "quiet": math.inf})
 
 
 def test_figure_13() -> None:
@@ -183,10 +163,10 @@ def test_every_cut_is_valid(count: int, levels: int, seed: int) -> None:
 
 
 def test_jobs_that_share_a_link_contend() -> None:
-    network = line(1, 1)
+    cluster = line(1, 1)
     jobs = [
         Job(n, 1, w, 1, (Flow(s, d, 1),))
         for n, w, s, d in (("a", 3, "n0", "n2"), ("b", 2, "n0", "n1"), ("c", 1, "n1", "n2"))
     ]
-    graph = contention_graph(network, jobs, select_paths(network, jobs), ("a", "b", "c"))
+    graph = contention_graph(cluster, jobs, select_paths(cluster, jobs), ("a", "b", "c"))
     assert graph.edges == {(0, 1): 3.0, (0, 2): 3.0}

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from .job import Job, Routes, check_names, intensity_flop_per_s, load_s, solo_period_s, transmit_s
-from .network import Network
+from ..cluster import Cluster
+from .job import Job, Routes, check_names, intensity_flop_per_s, transmit_s
 
 WINDOW_HYPER_PERIODS = 12  # long enough for the periods that two orders of a pair settle in
 PHASES = 4
@@ -109,23 +109,19 @@ def correction_factor(reference: Cycle, job: Cycle) -> float:
     return job_gain_s / reference_gain_s
 
 
-def priorities(network: Network, jobs: Sequence[Job], routes: Routes) -> dict[str, float]:
-    """P_j = k_j I_j by job, in flop per second: higher goes first. Infinite for jobs that send nothing.
+def priorities(cluster: Cluster, jobs: Sequence[Job], routes: Routes) -> dict[str, float]:
+    """P_j = k_j I_j by job, in flop per second: higher goes first. Infinite for jobs that send nothing between nodes.
 
-    The reference (k = 1) is the job with the most traffic per second when alone, over all links.
+    The reference (k = 1) is the job with the most traffic per second when alone, over all links between nodes.
     """
     check_names(jobs)
     cycles, traffic = {}, {}
     for job in jobs:
         paths = routes[job.name]
-        communication_s = transmit_s(network, job, paths)
-        if communication_s:
-            cycles[job.name] = Cycle(job.compute_s, communication_s, job.overlap_start)
-            sent_bytes = sum(
-                seconds * network.links[link].capacity_bytes_per_second
-                for link, seconds in load_s(network, job, paths).items()
-            )
-            traffic[job.name] = sent_bytes / solo_period_s(job, communication_s)
+        if any(paths):
+            cycles[job.name] = Cycle(job.compute_s, transmit_s(cluster, job, paths), job.overlap_start)
+            sent_bytes = sum(flow.size_bytes * len(path) for flow, path in zip(job.flows, paths, strict=True))
+            traffic[job.name] = sent_bytes / cycles[job.name].period_s
     result = {job.name: math.inf for job in jobs}
     if not cycles:
         return result
@@ -133,7 +129,7 @@ def priorities(network: Network, jobs: Sequence[Job], routes: Routes) -> dict[st
     for job in jobs:
         if job.name in cycles:
             factor = 1.0 if job.name == reference else correction_factor(cycles[reference], cycles[job.name])
-            result[job.name] = factor * intensity_flop_per_s(network, job, routes[job.name])
+            result[job.name] = factor * intensity_flop_per_s(cluster, job, routes[job.name])
     return result
 
 

@@ -6,10 +6,11 @@ import zlib
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
+from ..cluster import Cluster
 from .compression import ContentionGraph, compress_top
-from .job import Job, Routes, load_s, solo_period_s, transmit_s
-from .network import Network
+from .job import Job, Routes, candidates, load_s, solo_period_s, transmit_s
 from .path_selection import least_congested
 from .policy import Alignment, Decision, Snapshot
 
@@ -26,7 +27,7 @@ def ecmp(snapshot: Snapshot) -> Decision:
 def shortest_first(snapshot: Snapshot) -> Decision:
     """Hashed paths; the job whose iteration takes the least time on its slowest link goes first (SJF)."""
     routes = hashed_paths(snapshot)
-    seconds = {job.name: transmit_s(snapshot.network, job, routes[job.name]) for job in snapshot.jobs}
+    seconds = {job.name: transmit_s(snapshot.cluster, job, routes[job.name]) for job in snapshot.jobs}
     order = sorted(seconds, key=lambda name: (seconds[name], name))
     return Decision(routes, compress_top(ContentionGraph(tuple(order), {}), snapshot.levels))
 
@@ -34,13 +35,13 @@ def shortest_first(snapshot: Snapshot) -> Decision:
 def sincronia(snapshot: Snapshot) -> Decision:
     """Hashed paths; an iteration's flows are a coflow, ordered by bottleneck (Sincronia, SIGCOMM 2018)."""
     routes = hashed_paths(snapshot)
-    order = bottleneck_order(snapshot.network, snapshot.jobs, routes)
+    order = bottleneck_order(snapshot.cluster, snapshot.jobs, routes)
     return Decision(routes, compress_top(ContentionGraph(order, {}), snapshot.levels))
 
 
-def bottleneck_order(network: Network, jobs: Sequence[Job], routes: Routes) -> tuple[str, ...]:
+def bottleneck_order(cluster: Cluster, jobs: Sequence[Job], routes: Routes) -> tuple[str, ...]:
     """Bottleneck-select-scale-iterate, last one first: who has the least weight for its demand on the busiest link."""
-    demand_s = {job.name: load_s(network, job, routes[job.name]) for job in jobs}
+    demand_s = {job.name: load_s(cluster, job, routes[job.name]) for job in jobs}
     weight = dict.fromkeys(sorted(demand_s), 1.0)
     backwards = []
     while weight:
@@ -65,54 +66,54 @@ def bottleneck_order(network: Network, jobs: Sequence[Job], routes: Routes) -> t
 def time_shift(snapshot: Snapshot) -> Decision:
     """Hashed paths, one level; iterations are shifted so that bursts overlap little (after CASSINI, NSDI 2024).
 
-    The job with the longest traffic first, each takes the offset with the least demand beyond the links' capacities,
-    given the jobs before it; demand is that of the job alone.
+    A job is shifted once, when it comes: by the offset with the least demand beyond the links' bandwidths, given the
+    jobs before it. Of several that come at once the one with the longest traffic chooses first. Demand is that of the
+    job alone.
     """
-    network, routes = snapshot.network, hashed_paths(snapshot)
-    communication_s = {job.name: transmit_s(network, job, routes[job.name]) for job in snapshot.jobs}
+    cluster, routes = snapshot.cluster, hashed_paths(snapshot)
+    communication_s = {job.name: transmit_s(cluster, job, routes[job.name]) for job in snapshot.jobs}
     senders = sorted(
-        (job for job in snapshot.jobs if communication_s[job.name]),
-        key=lambda job: (-communication_s[job.name], job.name),
+        (job for job in snapshot.jobs if any(routes[job.name])),
+        key=lambda job: (job.name not in snapshot.alignments, -communication_s[job.name], job.name),
     )
-    demand: dict[int, np.ndarray] = {}  # by link: its share in use at each sampled time
+    demand: dict[int, NDArray[np.float64]] = {}  # by link: its share in use at each sampled time
     alignments = {}
     span_s = _LONGEST_PERIODS * max((solo_period_s(job, communication_s[job.name]) for job in senders), default=0.0)
+    times_s = np.arange(_SAMPLES) * (span_s / _SAMPLES)
     for job in senders:
+        known = snapshot.alignments.get(job.name)
         period_s = solo_period_s(job, communication_s[job.name])
-        shares = {link: s / communication_s[job.name] for link, s in load_s(network, job, routes[job.name]).items()}
-        times_s = np.arange(_SAMPLES) * (span_s / _SAMPLES)
-        best = (np.inf, 0.0, np.zeros(0))
-        for offset_s in np.arange(_OFFSETS) * (period_s / _OFFSETS):
-            since_s = (times_s - offset_s - job.overlap_start * job.compute_s) % period_s
-            sends = (since_s < communication_s[job.name]).astype(float)
-            excess = 0.0
-            for link, share in shares.items():
-                if link in demand:
-                    excess += float(np.maximum(demand[link] + share * sends - 1, 0).sum())
-            if excess < best[0] - 1e-9:
-                best = (excess, float(offset_s), sends)
+        shares = {link: s / communication_s[job.name] for link, s in load_s(cluster, job, routes[job.name]).items()}
+        offsets_s = np.array([known.offset_s]) if known else np.arange(_OFFSETS) * (period_s / _OFFSETS)
+        since_s = times_s - offsets_s[:, None] - job.overlap_start * job.compute_s
+        sends = (since_s % period_s < communication_s[job.name]).astype(float)  # by offset and time
+        excess = np.zeros(len(offsets_s))
         for link, share in shares.items():
-            demand[link] = demand.get(link, 0.0) + share * best[2]
-        alignments[job.name] = Alignment(period_s, best[1])
+            if link in demand:
+                excess += np.maximum(demand[link] + share * sends - 1, 0).sum(axis=1)
+        best = int(np.argmin(excess.round(9)))
+        for link, share in shares.items():
+            demand[link] = demand.get(link, 0.0) + share * sends[best]
+        alignments[job.name] = known or Alignment(period_s, float(offsets_s[best]))
     return Decision(routes, {job.name: 0 for job in snapshot.jobs}, alignments)
 
 
 def farthest_first(snapshot: Snapshot) -> Decision:
     """One level; flows with the most links choose first, each the least congested path (the TACCL* of Crux's paper)."""
-    network = snapshot.network
+    cluster = snapshot.cluster
     flows = [(job, i) for job in snapshot.jobs for i in range(len(job.flows))]
 
     def distance(item: tuple[Job, int]) -> int:
         flow = item[0].flows[item[1]]
-        return len(network.paths(flow.source, flow.destination)[0])
+        return len(candidates(cluster, flow)[0])
 
     loads_s: dict[int, float] = {}
     chosen: dict[str, list[tuple[int, ...]]] = {job.name: [()] * len(job.flows) for job in snapshot.jobs}
     for job, i in sorted(flows, key=lambda item: (-distance(item), item[0].name, item[1])):
         flow = job.flows[i]
-        path = chosen[job.name][i] = least_congested(network, flow, loads_s)
+        path = chosen[job.name][i] = least_congested(cluster, flow, loads_s)
         for link in path:
-            loads_s[link] = loads_s.get(link, 0.0) + flow.size_bytes / network.links[link].capacity_bytes_per_second
+            loads_s[link] = loads_s.get(link, 0.0) + flow.size_bytes / cluster.links[link].bandwidth_bytes_per_s
     return Decision({name: tuple(paths) for name, paths in chosen.items()}, {job.name: 0 for job in snapshot.jobs})
 
 
@@ -122,8 +123,8 @@ def hashed_paths(snapshot: Snapshot) -> Routes:
     for job in snapshot.jobs:
         paths = []
         for i, flow in enumerate(job.flows):
-            candidates = snapshot.network.paths(flow.source, flow.destination)
+            paths_of_flow = candidates(snapshot.cluster, flow)
             key = f"{snapshot.seed}/{job.name}/{i}/{flow.source}/{flow.destination}"
-            paths.append(candidates[zlib.crc32(key.encode()) % len(candidates)])
+            paths.append(paths_of_flow[zlib.crc32(key.encode()) % len(paths_of_flow)])
         routes[job.name] = tuple(paths)
     return routes

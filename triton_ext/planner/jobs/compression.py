@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import PlanningError
+from ..cluster import Cluster
 from .job import Job, Routes, intensity_flop_per_s
-from .network import Network
 
-SAMPLES = 10
+SAMPLES = 10  # topological orders in a row without an improvement, after which the search ends
 EXACT_JOBS = 8  # up to here the optimum itself is found
 
 
@@ -34,6 +35,27 @@ class ContentionGraph:
             weights[high, low] = loss
         return weights
 
+    def parts(self) -> list[list[int]]:
+        """Jobs that contend, directly or through others."""
+        parts: list[list[int]] = []
+        part_of: dict[int, list[int]] = {}
+        for i, j in self.edges:
+            one, other = part_of.get(i, [i]), part_of.get(j, [j])
+            if one is not other:
+                one.extend(other)
+            part_of.update(dict.fromkeys(one, one))
+        for i in range(len(self.names)):
+            part = part_of.get(i, [i])
+            if i == min(part):
+                parts.append(sorted(part))
+        return parts
+
+    def only(self, part: Sequence[int]) -> ContentionGraph:
+        """The graph of some of the jobs, in the same order."""
+        place = {i: at for at, i in enumerate(part)}
+        edges = {(place[i], place[j]): loss for (i, j), loss in self.edges.items() if i in place and j in place}
+        return ContentionGraph(tuple(self.names[i] for i in part), edges)
+
     def loss_flop_per_s(self, levels: Mapping[str, int]) -> float:
         """The weight of the edges within a level."""
         return sum(loss for (i, j), loss in self.edges.items() if levels[self.names[i]] == levels[self.names[j]])
@@ -43,41 +65,46 @@ class ContentionGraph:
         return all(levels[self.names[i]] <= levels[self.names[j]] for i, j in self.edges)
 
 
-def contention_graph(network: Network, jobs: Sequence[Job], routes: Routes, order: Sequence[str]) -> ContentionGraph:
+def contention_graph(cluster: Cluster, jobs: Sequence[Job], routes: Routes, order: Sequence[str]) -> ContentionGraph:
     by_name = {job.name: job for job in jobs}
-    used = [{link for path in routes[name] for link in path} for name in order]
-    edges = {}
+    users: dict[int, list[int]] = {}  # by link, in order of priority
     for i, name in enumerate(order):
-        intensity = intensity_flop_per_s(network, by_name[name], routes[name])
-        for j in range(i + 1, len(order)):
-            if used[i] & used[j]:
-                edges[i, j] = intensity
+        for link in {link for path in routes[name] for link in path}:
+            users.setdefault(link, []).append(i)
+    intensity = [intensity_flop_per_s(cluster, by_name[name], routes[name]) for name in order]
+    pairs = sorted({pair for jobs_on_link in users.values() for pair in itertools.combinations(jobs_on_link, 2)})
+    edges = {(i, j): intensity[i] for i, j in pairs}
     return ContentionGraph(tuple(order), edges)
 
 
 def compress(graph: ContentionGraph, levels: int, seed: int = 0, samples: int = SAMPLES) -> dict[str, int]:
     """A level in 0 … levels - 1 (0 first) for each job, with the most weight between levels.
 
-    The optimum for up to EXACT_JOBS jobs; beyond, the best cut of `samples` random topological orders, each cut
-    optimally (Crux, SIGCOMM 2024, section 4.3), and of the order of priority itself.
-    Levels in use have no gap; jobs that contend with none are in level 0.
+    Jobs that do not contend, even through others, are cut apart. Of up to EXACT_JOBS jobs it is the optimum; beyond,
+    the best cut of the order of priority and of random topological orders, each cut optimally (Crux, SIGCOMM 2024,
+    section 4.3), until `samples` orders in a row are no better. Each part's levels have no gap and begin with 0.
     """
     check_levels(levels)
-    count = len(graph.names)
-    if count == 0:
-        return {}
-    if count <= EXACT_JOBS:
-        best = _exact(graph, levels)
-    else:
-        random = np.random.default_rng(seed)
-        orders = [list(range(count)), *(topological_order(graph, random) for _ in range(samples))]
-        cuts = [cut_order(graph, order, levels) for order in orders]
-        best = max(cuts, key=lambda cut: cut[0])[1]
-    contending = {i for edge in graph.edges for i in edge}
-    used = sorted({best[i] for i in contending})
-    result = {name: used.index(best[i]) if i in contending else 0 for i, name in enumerate(graph.names)}
+    result: dict[str, int] = {}
+    for part in graph.parts():
+        inner = graph.only(part)
+        chosen = _exact(inner, levels) if len(part) <= EXACT_JOBS else _sampled(inner, levels, seed, samples)
+        used = sorted(set(chosen))
+        result |= {name: used.index(level) for name, level in zip(inner.names, chosen, strict=True)}
     assert graph.is_valid(result), "a cut of a topological order is valid"
     return result
+
+
+def _sampled(graph: ContentionGraph, levels: int, seed: int, samples: int) -> list[int]:
+    random = np.random.default_rng(seed)
+    most, best = cut_order(graph, list(range(len(graph.names))), levels)
+    fruitless = 0
+    while fruitless < samples:
+        weight, candidate = cut_order(graph, topological_order(graph, random), levels)
+        fruitless += 1
+        if weight > most * (1 + 1e-12):
+            most, best, fruitless = weight, candidate, 0
+    return best
 
 
 def compress_top(graph: ContentionGraph, levels: int) -> dict[str, int]:
@@ -148,7 +175,7 @@ def _exact(graph: ContentionGraph, levels: int) -> list[int]:
         s: sum(loss for (i, j), loss in graph.edges.items() if s >> i & 1 and s >> j & 1) for s in range(1 << count)
     }
     least = {s: (inside[s], [s]) for s in closed}  # the loss with one level, and the blocks
-    for _ in range(levels - 1):
+    for _ in range(min(levels, count) - 1):
         following = {}
         for whole in closed:
             candidates = ((least[part][0] + inside[whole & ~part], part) for part in closed if part & ~whole == 0)

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 from ...errors import PlanningError
-from .job import Job, Routes, solo_period_s, transmit_s
-from .network import Network
+from ..cluster import Cluster
+from .job import Job, Routes, candidates, solo_period_s, transmit_s
 from .policy import Decision, Snapshot
 from .simulator import Submission, simulate
 
@@ -23,18 +23,15 @@ class Evaluation:
     group only once for all paths and levels that leave it in the same position.
     """
 
-    def __init__(self, network: Network, jobs: Sequence[Job], periods: float = 20.0) -> None:
-        self.network, self.jobs, self.periods = network, {job.name: job for job in jobs}, periods
+    def __init__(self, cluster: Cluster, jobs: Sequence[Job], periods: float = 20.0) -> None:
+        self.cluster, self.jobs, self.periods = cluster, {job.name: job for job in jobs}, periods
         self._known: dict[tuple[object, ...], float] = {}
 
     @cached_property
     def end_s(self) -> float:
-        first = {
-            job.name: tuple(self.network.paths(f.source, f.destination)[0] for f in job.flows)
-            for job in self.jobs.values()
-        }
+        first = {job.name: tuple(candidates(self.cluster, f)[0] for f in job.flows) for job in self.jobs.values()}
         return self.periods * max(
-            solo_period_s(job, transmit_s(self.network, job, first[job.name])) for job in self.jobs.values()
+            solo_period_s(job, transmit_s(self.cluster, job, first[job.name])) for job in self.jobs.values()
         )
 
     def flop_per_s(self, routes: Routes, levels: Mapping[str, int]) -> float:
@@ -61,7 +58,7 @@ class Evaluation:
         if key not in self._known:
             decision = Decision(routes, dict(zip(group, dense, strict=True)))
             submissions = [Submission(self.jobs[name]) for name in group]
-            outcome = simulate(self.network, submissions, lambda _: decision, len(group), self.end_s)
+            outcome = simulate(self.cluster, submissions, lambda _: decision, len(group), self.end_s)
             self._known[key] = outcome.computed_flop / self.end_s
         return self._known[key]
 
@@ -74,7 +71,7 @@ class Evaluation:
                     flows.setdefault(link, set()).add((name, i))
         least: dict[frozenset[tuple[str, int]], float] = {}
         for link, on in flows.items():
-            capacity = self.network.links[link].capacity_bytes_per_second
+            capacity = self.cluster.links[link].bandwidth_bytes_per_s
             least[frozenset(on)] = min(capacity, least.get(frozenset(on), math.inf))
         return frozenset(least.items())
 
@@ -83,21 +80,21 @@ class Evaluation:
         total = 0.0
         result: dict[str, int] = {}
         for group in self.groups(routes):
-            candidates = [dict(zip(group, choice, strict=True)) for choice in weak_orders(len(group), levels)]
-            values = [self.group_flop_per_s(group, routes, candidate) for candidate in candidates]
+            tried = [dict(zip(group, choice, strict=True)) for choice in weak_orders(len(group), levels)]
+            values = [self.group_flop_per_s(group, routes, candidate) for candidate in tried]
             total += max(values)
-            result |= candidates[values.index(max(values))]
+            result |= tried[values.index(max(values))]
         return total, result
 
     def all_routes(self) -> Iterator[Routes]:
         names = sorted(self.jobs)
-        candidates = [[self.network.paths(f.source, f.destination) for f in self.jobs[name].flows] for name in names]
-        choices = math.prod(len(paths) for job in candidates for paths in job)
+        options = [[candidates(self.cluster, flow) for flow in self.jobs[name].flows] for name in names]
+        choices = math.prod(len(paths) for job in options for paths in job)
         if choices > MOST_CHOICES:
             raise PlanningError(
                 f"{choices} choices of paths are too many to try; the most is {MOST_CHOICES}: give fewer jobs or flows"
             )
-        for chosen in itertools.product(*(itertools.product(*job) for job in candidates)):
+        for chosen in itertools.product(*(itertools.product(*job) for job in options)):
             yield dict(zip(names, chosen, strict=True))
 
     def optimum(self, levels: int) -> tuple[float, Routes, dict[str, int]]:
@@ -120,5 +117,5 @@ def weak_orders(count: int, levels: int) -> Iterator[tuple[int, ...]]:
 
 def exhaustive(snapshot: Snapshot) -> Decision:
     """The paths and levels with the most computation, by simulation of all of them. Raises PlanningError for many."""
-    _, routes, levels = Evaluation(snapshot.network, snapshot.jobs).optimum(snapshot.levels)
+    _, routes, levels = Evaluation(snapshot.cluster, snapshot.jobs).optimum(snapshot.levels)
     return Decision(routes, levels)

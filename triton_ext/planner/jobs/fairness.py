@@ -1,47 +1,63 @@
-"""Rates of flows: max-min fair within a priority level, strict between levels."""
+"""Rates of streams: max-min fair within a priority level, strict between levels."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 
-def fair_rates(
-    links: NDArray[np.int64], levels: NDArray[np.int64], capacities_bytes_per_second: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Bytes per second of each flow.
+@dataclass(frozen=True)
+class Usage:
+    """Who uses which link: entry i says that each byte of stream streams[i] is weights[i] bytes on link links[i].
 
-    links: (flows, longest path), padded with len(capacities_bytes_per_second). levels: (flows,), lower goes first.
+    Entries are sorted by stream, and every stream has one at least.
     """
-    left = np.append(capacities_bytes_per_second, np.inf)
-    nothing = 1e-9 * left[:-1]  # what rounding leaves of a full link
-    rates = np.zeros(len(links))
-    for level in np.unique(levels):
-        chosen = np.flatnonzero(levels == level)
-        rates[chosen], used = _fill(links[chosen], left)
-        left -= used
-        left[:-1][left[:-1] < nothing] = 0.0
+
+    streams: NDArray[np.int64]
+    links: NDArray[np.int64]
+    weights: NDArray[np.float64]
+
+    def of(self, chosen: NDArray[np.bool_]) -> Usage:
+        """The entries of the chosen streams."""
+        kept = chosen[self.streams]
+        return Usage(self.streams[kept], self.links[kept], self.weights[kept])
+
+
+def fair_rates(
+    usage: Usage, levels: NDArray[np.int64], bandwidths_bytes_per_s: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Bytes per second of each stream (as many as levels; 0 without an entry); lower levels go first."""
+    left = bandwidths_bytes_per_s.copy()
+    nothing = 1e-9 * left  # what rounding leaves of a full link
+    rates = np.zeros(len(levels))
+    entry_levels = levels[usage.streams]
+    for level in np.unique(entry_levels):
+        kept = entry_levels == level
+        _fill(Usage(usage.streams[kept], usage.links[kept], usage.weights[kept]), left, rates)
+        left[left < nothing] = 0.0
     return rates
 
 
-def _fill(links: NDArray[np.int64], left: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Progressive filling: in each round, all links that are the tightest for every flow on them are filled at once."""
-    size, hops = len(left), links.shape[1]
-    rates, used = np.zeros(len(links)), np.zeros(size)
-    todo = np.arange(len(links))
-    while len(todo):
-        on = links[todo]
-        counts = np.bincount(on.ravel(), minlength=size)
-        share = np.maximum(left - used, 0.0) / np.maximum(counts, 1)
-        tightest = share[on].min(axis=1)
-        least = np.full(size, np.inf)
-        np.minimum.at(least, on.ravel(), np.repeat(tightest, hops))
-        full = share <= least * (1 + 1e-12)
-        full[-1] = False
-        frozen = full[on].any(axis=1)
-        rate = tightest[frozen]
-        rates[todo[frozen]] = rate
-        used += np.bincount(on[frozen].ravel(), weights=np.repeat(rate, hops), minlength=size)
-        used[-1] = 0.0
-        todo = todo[~frozen]
-    return rates, used
+def _fill(todo: Usage, left: NDArray[np.float64], rates: NDArray[np.float64]) -> None:
+    """Progressive filling: in each round, all links that are the tightest for every stream on them are filled at once.
+
+    Takes what is used from `left` (by link), and writes `rates`.
+    """
+    while len(todo.streams):
+        starts = np.flatnonzero(np.diff(todo.streams, prepend=-1))
+        counts = np.diff(starts, append=len(todo.streams))
+        demand = np.bincount(todo.links, todo.weights, len(left))
+        share = left[todo.links] / demand[todo.links]
+        tightest = np.minimum.reduceat(share, starts)
+        least = np.full(len(left), np.inf)
+        np.minimum.at(least, todo.links, np.repeat(tightest, counts))
+        full = share <= least[todo.links] * (1 + 1e-12)
+        frozen = np.logical_or.reduceat(full, starts)
+        rates[todo.streams[starts[frozen]]] = tightest[frozen]
+        done = np.repeat(frozen, counts)
+        used = todo.weights[done] * rates[todo.streams[done]]
+        left -= np.bincount(todo.links[done], used, len(left))
+        np.maximum(left, 0.0, out=left)
+        todo = Usage(todo.streams[~done], todo.links[~done], todo.weights[~done])

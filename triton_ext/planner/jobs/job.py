@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...errors import PlanningError
-from .network import Network, Path
+from ..cluster import Cluster, Path
 
 Routes = Mapping[str, tuple[Path, ...]]  # by job: one path per flow, in the order of the job's flows
 
 
 @dataclass(frozen=True)
 class Flow:
-    """What one node sends to another in every iteration."""
+    """What one node sends to another in every iteration; to itself: what each of its devices sends over its fabric."""
 
     source: str
     destination: str
@@ -23,7 +23,11 @@ class Flow:
 
 @dataclass(frozen=True)
 class Job:
-    """One iteration computes for compute_s on all GPUs, and sends from overlap_start of that time on (1: after it)."""
+    """One iteration computes for compute_s on all GPUs, and sends from overlap_start of that time on (1: after it).
+
+    `communication_s`, where it was measured, stands for the modelled time of an iteration's traffic wherever that
+    counts. The flows of a job advance each on its own or, in lockstep, as those of one ring do: with the slowest.
+    """
 
     name: str
     gpus: int
@@ -31,18 +35,20 @@ class Job:
     compute_s: float
     flows: tuple[Flow, ...] = ()
     overlap_start: float = 1.0
+    communication_s: float | None = None
+    lockstep: bool = False
 
     def __post_init__(self) -> None:
         for field, value, good in (
             ("gpus", self.gpus, self.gpus >= 1),
             ("compute_flop", self.compute_flop, 0 < self.compute_flop < math.inf),
             ("compute_s", self.compute_s, 0 < self.compute_s < math.inf),
-            ("overlap_start", self.overlap_start, 0 <= self.overlap_start <= 1),
+            ("communication_s", self.communication_s, 0 < (self.communication_s or 1) < math.inf),
         ):
             if not good:
-                raise PlanningError(
-                    f"job {self.name}: {field} = {value}; it must be positive, overlap_start in [0, 1]"
-                )
+                raise PlanningError(f"job {self.name}: {field} is {value}; give a positive number")
+        if not 0 <= self.overlap_start <= 1:
+            raise PlanningError(f"job {self.name}: overlap_start is {self.overlap_start}; give a share of compute_s")
         for flow in self.flows:
             if not 0 < flow.size_bytes < math.inf:
                 raise PlanningError(
@@ -51,18 +57,36 @@ class Job:
                 )
 
 
-def load_s(network: Network, job: Job, paths: Sequence[Path]) -> dict[int, float]:
+def candidates(cluster: Cluster, flow: Flow) -> tuple[Path, ...]:
+    """The equal-cost paths of a flow; within a node the one, fixed, that uses no link between nodes."""
+    return cluster.paths(cluster.node_index(flow.source), cluster.node_index(flow.destination))
+
+
+def load_s(cluster: Cluster, job: Job, paths: Sequence[Path]) -> dict[int, float]:
     """Seconds of each link's time that one iteration takes, by link."""
     seconds: dict[int, float] = {}
     for flow, path in zip(job.flows, paths, strict=True):
         for link in path:
-            seconds[link] = seconds.get(link, 0.0) + flow.size_bytes / network.links[link].capacity_bytes_per_second
+            seconds[link] = seconds.get(link, 0.0) + flow.size_bytes / cluster.links[link].bandwidth_bytes_per_s
     return seconds
 
 
-def transmit_s(network: Network, job: Job, paths: Sequence[Path]) -> float:
-    """t_j: the time that an iteration's traffic takes on its slowest link; 0 without traffic between nodes."""
-    return max(load_s(network, job, paths).values(), default=0.0)
+def fabric_s(cluster: Cluster, job: Job) -> dict[int, float]:
+    """Seconds that an iteration's flows within each node take of its fabric: a crossbar, which no other job slows."""
+    seconds: dict[int, float] = {}
+    for flow in job.flows:
+        if flow.source == flow.destination:
+            node = cluster.node_index(flow.source)
+            more = flow.size_bytes / cluster.nodes[node].fabric.bandwidth_bytes_per_s
+            seconds[node] = seconds.get(node, 0.0) + more
+    return seconds
+
+
+def transmit_s(cluster: Cluster, job: Job, paths: Sequence[Path]) -> float:
+    """t_j: the time of an iteration's traffic, as declared or on its slowest link or fabric; 0 without traffic."""
+    if job.communication_s is not None:
+        return job.communication_s
+    return max([0.0, *load_s(cluster, job, paths).values(), *fabric_s(cluster, job).values()])
 
 
 def solo_period_s(job: Job, communication_s: float) -> float:
@@ -70,9 +94,9 @@ def solo_period_s(job: Job, communication_s: float) -> float:
     return max(job.compute_s, job.overlap_start * job.compute_s + communication_s)
 
 
-def intensity_flop_per_s(network: Network, job: Job, paths: Sequence[Path]) -> float:
+def intensity_flop_per_s(cluster: Cluster, job: Job, paths: Sequence[Path]) -> float:
     """GPU intensity I_j = W_j / t_j (Crux, SIGCOMM 2024, definition 2); infinite for a job that sends nothing."""
-    communication_s = transmit_s(network, job, paths)
+    communication_s = transmit_s(cluster, job, paths)
     return job.compute_flop / communication_s if communication_s else math.inf
 
 

@@ -5,21 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from ..cluster import Cluster
 from .assignment import order_of, priorities
 from .compression import compress, contention_graph
 from .job import Job, Routes
-from .network import Network
 from .path_selection import select_paths
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """The jobs in the cluster at one moment."""
-
-    network: Network
-    jobs: tuple[Job, ...]
-    levels: int  # that switches have
-    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -28,6 +18,17 @@ class Alignment:
 
     period_s: float
     offset_s: float
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The jobs in the cluster at one moment."""
+
+    cluster: Cluster
+    jobs: tuple[Job, ...]
+    levels: int  # that switches have
+    seed: int = 0
+    alignments: Mapping[str, Alignment] = field(default_factory=dict)  # by job, as decided before
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ Policy = Callable[[Snapshot], Decision]
 
 def crux(snapshot: Snapshot) -> Decision:
     """Crux (SIGCOMM 2024): paths, then priorities, then levels."""
-    network, jobs = snapshot.network, snapshot.jobs
-    routes = select_paths(network, jobs)
-    order = order_of(priorities(network, jobs, routes))
-    graph = contention_graph(network, jobs, routes, order)
+    cluster, jobs = snapshot.cluster, snapshot.jobs
+    routes = select_paths(cluster, jobs)
+    order = order_of(priorities(cluster, jobs, routes))
+    graph = contention_graph(cluster, jobs, routes, order)
     return Decision(routes, compress(graph, snapshot.levels, snapshot.seed))

@@ -5,34 +5,39 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import PlanningError
-from .fairness import fair_rates
-from .job import Job, check_names, load_s
-from .network import Network, Path
+from ..cluster import Cluster, Path
+from .fairness import Usage, fair_rates
+from .job import Job, check_names
 from .policy import Alignment, Policy, Snapshot
+from .streams import Streams, streams_of
 
-_BEGIN, _SEND, _COMPUTED = range(3)  # timers of a job
-_REMEMBERED = 1024  # sets of active flows whose rates are kept
+_BEGIN, _SEND, _COMPUTED, _LEAVE = range(4)  # timers of a job
+_REMEMBERED = 1024  # sets of active streams whose rates are kept
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A job that comes at arrival_s and leaves after so many iterations; None: it stays."""
+    """A job that comes at arrival_s, and leaves after so many iterations (None: does not) or at leaves_s."""
 
     job: Job
     arrival_s: float = 0.0
     iterations: int | None = None
+    leaves_s: float = math.inf
 
     def __post_init__(self) -> None:
         if not 0 <= self.arrival_s < math.inf or (self.iterations is not None and self.iterations < 1):
             raise PlanningError(
-                f"job {self.job.name}: arrival_s = {self.arrival_s}, iterations = {self.iterations}; "
+                f"job {self.job.name}: arrival_s is {self.arrival_s}, iterations is {self.iterations}; "
                 "an arrival is not before 0, and a job has at least one iteration"
             )
+        if not self.leaves_s > self.arrival_s:
+            raise PlanningError(f"job {self.job.name}: it leaves at {self.leaves_s} s, and comes at {self.arrival_s} s")
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ class Outcome:
 
 
 def simulate(
-    network: Network,
+    cluster: Cluster,
     submissions: Sequence[Submission],
     policy: Policy,
     levels: int,
@@ -74,63 +79,50 @@ def simulate(
 ) -> Outcome:
     """Run jobs until end_s, or until the last has left; the policy decides anew at each arrival and completion.
 
-    New levels hold at once; new paths from a job's next traffic on, new alignments for its next iteration.
-    At every event |U_T - F_T| <= sum of W_j is asserted (over jobs that send, as F has no others).
+    New levels hold at once; new paths from a job's next traffic on, new alignments for its next iteration. Flows are
+    fluids without latency, max-min fair within a level, strict between levels.
+    At every event |U_T - F_T| <= sum of W_j is asserted, over the jobs that send, as F has no others.
     """
     check_names([submission.job for submission in submissions])
     if not 0 < end_s < math.inf:
         raise PlanningError(f"a simulation of {end_s} s; give a positive time")
-    return _Simulation(network, submissions, policy, levels, end_s, seed).run()
+    return _Simulation(cluster, submissions, policy, levels, end_s, seed).run()
 
 
 class _Running:
-    """A job that is there. Its flows within a node take no time and are left out."""
+    """A job that is there. What it has under way are views of the simulation's arrays."""
 
     def __init__(self, submission: Submission) -> None:
         self.submission = submission
         self.job = submission.job
         self.paths: tuple[Path, ...] = ()
         self.next_paths: tuple[Path, ...] = ()
-        self.alignment: Alignment | None = None
+        self.alignment: Alignment | None = None  # yet to be followed
         self.level = 0
         self.iterations = 0
         self.sent = False
-        self.pending = 0
-        self.links: list[Path] = []
-        self.size_bytes = np.zeros(0)
+        self.pending = 0  # streams
+        self.streams: Streams
         self.remaining_bytes = np.zeros(0)
         self.active = np.zeros(0, dtype=bool)
-        self.flop_per_byte = np.zeros(0)  # of F, for the flows on the slowest link
-
-    def adopt_paths(self, network: Network) -> None:
-        self.paths = self.next_paths
-        kept = [(flow, path) for flow, path in zip(self.job.flows, self.paths, strict=True) if path]
-        self.links = [path for _, path in kept]
-        self.size_bytes = np.array([flow.size_bytes for flow, _ in kept])
-        self.remaining_bytes = np.zeros(len(kept))
-        self.active = np.zeros(len(kept), dtype=bool)
-        loads_s = load_s(network, self.job, self.paths)
-        self.flop_per_byte = np.zeros(len(kept))
-        if loads_s:
-            slowest = max(loads_s, key=lambda link: (loads_s[link], -link))
-            on = np.array([slowest in path for path in self.links])
-            self.flop_per_byte[on] = self.job.compute_flop / self.size_bytes[on].sum()
 
 
 class _Simulation:
     def __init__(
         self,
-        network: Network,
+        cluster: Cluster,
         submissions: Sequence[Submission],
         policy: Policy,
         levels: int,
         end_s: float,
         seed: int,
     ) -> None:
-        self.network, self.policy, self.levels, self.end_s, self.seed = network, policy, levels, end_s, seed
+        self.cluster, self.policy, self.levels, self.end_s, self.seed = cluster, policy, levels, end_s, seed
         self.submissions = submissions
         self.waiting = sorted(submissions, key=lambda s: (s.arrival_s, s.job.name), reverse=True)
-        self.capacities = np.array([link.capacity_bytes_per_second for link in network.links])
+        self.bandwidths_bytes_per_s = np.array([link.bandwidth_bytes_per_s for link in cluster.links])
+        self.streams_of: dict[tuple[str, tuple[Path, ...]], Streams] = {}
+        self.alignments: dict[str, Alignment] = {}
         self.now_s = 0.0
         self.running: list[_Running] = []
         self.left_s: dict[str, float] = {}
@@ -138,10 +130,12 @@ class _Simulation:
         self.flow_events = self.decisions = 0
         self.computed_flop = self.busy_gpu_s = self.held_gpu_s = 0.0
         self.senders_flop = self.transmitted_flop = 0.0  # U and F of the jobs that send
+        self.broken_off_flop = 0.0  # W of jobs that left within an iteration
         self.largest_gap_share = 0.0
-        self.timers_s = np.full((3, 0), np.inf)  # by kind and job
+        self.timers_s = np.full((4, 0), np.inf)  # by kind and job
         self.computing = np.zeros(0, dtype=bool)
         self._lay_out()
+        self._update_rates()
 
     def run(self) -> Outcome:
         while self.running or self.waiting:
@@ -180,7 +174,7 @@ class _Simulation:
             self.senders_flop += passed_s * float(flop_per_s @ self.sends)
             self.busy_gpu_s += passed_s * float(self.gpus @ self.computing)
             self.held_gpu_s += passed_s * float(self.gpus.sum())
-        bound = self.senders_iteration_flop
+        bound = self.senders_iteration_flop + self.broken_off_flop
         if bound:
             share = abs(self.senders_flop - self.transmitted_flop) / bound
             assert share <= 1 + 1e-6, f"theorem 1 at {self.now_s} s: |U - F| is {share} of the sum of W"
@@ -195,7 +189,7 @@ class _Simulation:
             self.remaining_bytes[done] = 0.0
             self.active[done] = False
             self.finish_s[done] = np.inf
-            self.flow_events += len(done)
+            self.flow_events += int(self.flows[done].sum())
             counts = np.bincount(self.owner[done], minlength=len(self.running))
             for index in np.flatnonzero(counts).tolist():
                 self.running[index].pending -= int(counts[index])
@@ -209,18 +203,21 @@ class _Simulation:
                     self._begin(index)
                 elif kind == _COMPUTED:
                     self.computing[index] = False
-                else:
+                elif kind == _SEND:
                     stale |= self._send(index)
         gone = []
         for index in sorted(touched):
             job = self.running[index]
-            if job.sent and not job.pending and not self.computing[index]:
+            ended = job.sent and not job.pending and not self.computing[index]
+            if ended:
                 job.iterations += 1
                 job.sent = False
-                if job.iterations == job.submission.iterations:
-                    gone.append(job)
-                else:
-                    self._begin_next(index)
+            if job.iterations == job.submission.iterations or job.submission.leaves_s <= latest_s:
+                gone.append(job)
+                if self.sends[index] and not ended:
+                    self.broken_off_flop += job.job.compute_flop
+            elif ended:
+                self._begin_next(index)
         arrived = []
         while self.waiting and self.waiting[-1].arrival_s <= latest_s:
             arrived.append(_Running(self.waiting.pop()))
@@ -250,79 +247,118 @@ class _Simulation:
         self.timers_s[_SEND, index] = self.now_s + job.overlap_start * job.compute_s
 
     def _send(self, index: int) -> bool:
-        """Start the flows of an iteration; whether there are any."""
+        """Start the flows of an iteration; whether rates are to be computed anew."""
         job = self.running[index]
-        if job.next_paths != job.paths:
-            job.adopt_paths(self.network)
+        changed = job.next_paths != job.paths
+        if changed:
+            self._adopt_paths(job)
             self._lay_out()
         job.sent = True
-        job.pending = len(job.links)
-        self.flow_events += job.pending
-        job.remaining_bytes[:] = job.size_bytes
+        job.pending = len(job.streams.flows)
+        self.flow_events += len(job.job.flows)
+        job.remaining_bytes[:] = job.streams.size_bytes
         job.active[:] = True
-        return job.pending > 0
+        return changed or job.pending > 0
+
+    def _adopt_paths(self, job: _Running) -> None:
+        """For a job that sends nothing just now."""
+        job.paths = job.next_paths
+        key = (job.job.name, job.paths)
+        if key not in self.streams_of:
+            self.streams_of[key] = streams_of(self.cluster, job.job, job.paths)
+        job.streams = self.streams_of[key]
+        job.remaining_bytes = np.zeros(len(job.streams.flows))
+        job.active = np.zeros(len(job.streams.flows), dtype=bool)
 
     def _decide(self, jobs: list[_Running], arrived: list[_Running]) -> None:
         timers_s, computing = self.timers_s, self.computing
         before = {job.job.name: index for index, job in enumerate(self.running)}
         self.running = jobs
-        self.timers_s = np.full((3, len(jobs)), np.inf)
+        self.timers_s = np.full((4, len(jobs)), np.inf)
         self.computing = np.zeros(len(jobs), dtype=bool)
-        snapshot = Snapshot(self.network, tuple(job.job for job in jobs), self.levels, self.seed)
-        if jobs:
-            decision = self.policy(snapshot)
-            self.decisions += 1
-            for job in jobs:
-                name = job.job.name
-                job.next_paths, job.level = decision.routes[name], decision.levels[name]
-                job.alignment = decision.alignments.get(name)
+        self._ask_policy()
         for job in arrived:
-            job.adopt_paths(self.network)
+            self._adopt_paths(job)
         self._lay_out()
         for index, job in enumerate(jobs):
             if job in arrived:
                 self._begin_next(index)
+                self.timers_s[_LEAVE, index] = job.submission.leaves_s
             else:
                 self.timers_s[:, index] = timers_s[:, before[job.job.name]]
                 self.computing[index] = computing[before[job.job.name]]
 
+    def _ask_policy(self) -> None:
+        if not self.running:
+            return
+        names = [job.job.name for job in self.running]
+        known = {name: self.alignments[name] for name in names if name in self.alignments}
+        jobs = tuple(job.job for job in self.running)
+        decision = self.policy(Snapshot(self.cluster, jobs, self.levels, self.seed, known))
+        self.decisions += 1
+        for name in names:
+            if name not in decision.routes or name not in decision.levels:
+                raise PlanningError(f"the policy gave job {name} no paths or no level; it must decide about every job")
+        for job in self.running:
+            name = job.job.name
+            job.next_paths, job.level = tuple(decision.routes[name]), decision.levels[name]
+            alignment = decision.alignments.get(name)
+            if alignment != known.get(name):
+                job.alignment = alignment
+        self.alignments = dict(decision.alignments)
+
     def _lay_out(self) -> None:
-        """Arrays over all flows and jobs, of which each job's own are views."""
+        """Arrays over all jobs and their streams, of which each job's own are views.
+
+        A link that only one stream uses limits it alone, as a link of its own does, which every stream has.
+        """
         jobs = self.running
+        every = [job.streams for job in jobs]
+        counts = [len(streams.flows) for streams in every]
+        firsts = np.cumsum([0, *counts])
         self.gpus = np.array([job.job.gpus for job in jobs], dtype=float)
         self.flop_per_s = np.array([job.job.compute_flop / job.job.compute_s for job in jobs])
-        self.sends = np.array([float(bool(job.links)) for job in jobs])
-        self.senders_iteration_flop = sum(job.job.compute_flop for job in jobs if job.links)
-        counts = [len(job.links) for job in jobs]
+        self.sends = np.array([float(bool(job.job.flows)) for job in jobs])
+        self.senders_iteration_flop = sum(job.job.compute_flop for job in jobs if job.job.flows)
         self.owner = np.repeat(np.arange(len(jobs)), counts)
-        hops = max((len(path) for job in jobs for path in job.links), default=1)
-        pad = len(self.capacities)
-        self.links = np.array(
-            [[*path, *[pad] * (hops - len(path))] for job in jobs for path in job.links], dtype=np.int64
-        ).reshape(-1, hops)
-        self.remaining_bytes = np.concatenate([np.zeros(0), *(job.remaining_bytes for job in jobs)])
-        self.active = np.concatenate([np.zeros(0, dtype=bool), *(job.active for job in jobs)])
-        self.flop_per_byte = np.concatenate([np.zeros(0), *(job.flop_per_byte for job in jobs)])
-        self.finish_s = np.full(len(self.owner), np.inf)
-        first = 0
-        for job, count in zip(jobs, counts, strict=True):
+        self.flows = _joined([streams.flows for streams in every], np.int64)
+        self.flop_per_byte = _joined([streams.flop_per_byte for streams in every])
+        self.remaining_bytes = _joined([job.remaining_bytes for job in jobs])
+        self.active = _joined([job.active for job in jobs], np.bool_)
+        for job, first, count in zip(jobs, firsts, counts, strict=False):
             job.remaining_bytes = self.remaining_bytes[first : first + count]
             job.active = self.active[first : first + count]
-            first += count
         self.level_of = np.array([job.level for job in jobs], dtype=np.int64)[self.owner]
+        self.finish_s = np.full(len(self.owner), np.inf)
+        streams = _joined([streams.streams + first for streams, first in zip(every, firsts, strict=False)], np.int64)
+        links = _joined([streams.links for streams in every], np.int64)
+        weights = _joined([streams.weights for streams in every])
+        alone = np.bincount(links, minlength=len(self.bandwidths_bytes_per_s))[links] == 1
+        most = _joined([streams.own_bytes_per_s for streams in every])
+        np.minimum.at(most, streams[alone], self.bandwidths_bytes_per_s[links[alone]] / weights[alone])
+        shared, numbers = np.unique(links[~alone], return_inverse=True)
+        own = np.arange(len(self.owner))
+        order = np.argsort(np.concatenate([streams[~alone], own]), kind="stable")
+        self.usage = Usage(
+            np.concatenate([streams[~alone], own])[order],
+            np.concatenate([numbers, len(shared) + own])[order],
+            np.concatenate([weights[~alone], np.ones(len(own))])[order],
+        )
+        self.limits_bytes_per_s = np.concatenate([self.bandwidths_bytes_per_s[shared], most])
         self.known: dict[bytes, tuple[NDArray[np.float64], float]] = {}
-        self._update_rates()
 
     def _update_rates(self) -> None:
         key = self.active.tobytes()
         if key not in self.known:
             if len(self.known) >= _REMEMBERED:
                 self.known.clear()
-            sending = np.flatnonzero(self.active)
-            rates = np.zeros(len(self.active))
-            rates[sending] = fair_rates(self.links[sending], self.level_of[sending], self.capacities)
+            rates = fair_rates(self.usage.of(self.active), self.level_of, self.limits_bytes_per_s)
             self.known[key] = rates, float(rates @ self.flop_per_byte)
         self.rates, self.transmit_flop_per_s = self.known[key]
         self.finish_s.fill(np.inf)
         flowing = np.flatnonzero(self.rates)
         self.finish_s[flowing] = self.now_s + np.maximum(self.remaining_bytes[flowing], 0.0) / self.rates[flowing]
+
+
+def _joined(parts: Sequence[NDArray[Any]], dtype: type = np.float64) -> NDArray[Any]:
+    return np.concatenate([np.zeros(0, dtype=dtype), *parts])

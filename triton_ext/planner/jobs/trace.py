@@ -1,17 +1,15 @@
-"""Generated jobs, and the public cluster specification that they are put on."""
+"""Generated jobs that come, hold hosts and leave: what the policies are compared on."""
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from ...errors import PlanningError
+from ..cluster import Cluster
 from .job import Flow, Job
-from .network import Network, clos
 from .simulator import Submission
 
 
@@ -20,71 +18,74 @@ class Model:
     """What data-parallel training of a model does per iteration. Assumed orders of magnitude, not measurements."""
 
     name: str
-    gradient_bytes: float
-    compute_s: float
-    flop_per_gpu: float
     hosts: tuple[int, ...]  # sizes of its jobs
+    compute_s: float
+    flop_per_gpu_s: float
+    ring_bytes: float  # what an all-reduce of a host's gradients is over
     overlap_start: float
 
 
 MODELS = (
-    Model("gpt-13b", 26e9, 1.2, 250e12 * 1.2, (8, 16, 32, 64), 0.5),
-    Model("gpt-7b", 14e9, 0.8, 220e12 * 0.8, (4, 8, 16), 0.5),
-    Model("bert-large", 0.7e9, 0.12, 90e12 * 0.12, (1, 2, 4, 8), 0.6),
-    Model("resnet-50", 0.05e9, 0.08, 40e12 * 0.08, (1, 2), 0.3),
+    Model("gpt-large", (8, 16, 32, 64), 1.2, 1.2e14, 24e9, 0.5),
+    Model("gpt-small", (4, 8, 16), 0.6, 1.1e14, 12e9, 0.5),
+    Model("experts", (2, 4, 8, 16), 0.4, 8e13, 8e9, 0.3),
+    Model("bert", (2, 4, 8), 0.25, 7e13, 3.5e9, 0.6),
+    Model("resnet", (2, 2, 4), 0.15, 2.5e13, 0.8e9, 0.7),
 )
 
 
-def generate(hosts: Sequence[str], gpus_per_host: int, span_s: float, seed: int) -> tuple[Submission, ...]:
-    """Jobs that fill nine tenths of the hosts, each host for one job only; arrivals over the first half of span_s.
+@dataclass(frozen=True)
+class Load:
+    """How many jobs there are: at the start, and how many more come a second; how long they hold their hosts."""
 
-    A job's hosts are neighbours in a list of hosts that is shuffled by fours, as a busy cluster is fragmented. Each
-    host sends 2 (n - 1) / n gradients to the next in its ring. A third of the jobs leave after a tenth to a half of
-    span_s, were they alone; the others stay.
+    initial_jobs: int
+    arrivals_per_s: float
+    mean_lease_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.initial_jobs < 0 or not self.arrivals_per_s > 0 or not self.mean_lease_s > 0:
+            raise PlanningError(
+                f"{self.initial_jobs} jobs at the start, {self.arrivals_per_s} a second for {self.mean_lease_s} s: "
+                "give no negative number, and positive rates"
+            )
+
+
+def generate(cluster: Cluster, load: Load, span_s: float, seed: int) -> tuple[Submission, ...]:
+    """Jobs that come in span_s, hold whole hosts for a lease (exponential, at least a second), and leave.
+
+    A job of n hosts gets half of the 2 n free ones that follow a random host: fragments, as clusters in use have them.
+    One that finds no room is turned away. Each iteration ends in an all-reduce over its hosts, in the order of the
+    cluster, in as many rings as a host has devices, all in lockstep. Its times and sizes are the model's, +- 40 %.
     """
     random = np.random.default_rng(seed)
-    blocks = [list(hosts[i : i + 4]) for i in range(0, len(hosts), 4)]
-    order = random.permutation(len(blocks))
-    free = [host for block in order for host in blocks[block]]
-    left = int(0.9 * len(free))
+    nodes = cluster.nodes
+    free_from_s = np.zeros(len(nodes))
     submissions: list[Submission] = []
-    while left > 0:
+    now_s, asked = 0.0, 0
+    while now_s < span_s:
         model = MODELS[int(random.integers(len(MODELS)))]
-        count = min(int(random.choice(model.hosts)), left)
-        chosen, free = free[:count], free[count:]
-        left -= count
-        size_bytes = 2 * (count - 1) / count * model.gradient_bytes
-        flows = tuple(Flow(a, b, size_bytes) for a, b in zip(chosen, chosen[1:] + chosen[:1], strict=True) if a != b)
-        gpus = count * gpus_per_host
-        name = f"{model.name}-{gpus}-{len(submissions)}"
-        job = Job(name, gpus, gpus * model.flop_per_gpu, model.compute_s, flows, model.overlap_start)
-        stays = random.random() < 2 / 3
-        iterations = None if stays else int(random.uniform(0.1, 0.5) * span_s / model.compute_s) + 1
-        submissions.append(Submission(job, float(random.uniform(0, span_s / 2)), iterations))
+        count, lease_s = int(random.choice(model.hosts)), max(1.0, float(random.exponential(load.mean_lease_s)))
+        first, scale = int(random.integers(len(nodes))), random.uniform(0.6, 1.4, 2)
+        free = [n for n in (*range(first, len(nodes)), *range(first)) if free_from_s[n] <= now_s]
+        if len(free) >= count:
+            chosen = sorted(int(n) for n in random.choice(free[: 2 * count], count, replace=False))
+            free_from_s[chosen] = now_s + lease_s
+            gpus, compute_s = sum(len(nodes[n].device_types) for n in chosen), model.compute_s * float(scale[0])
+            flows = rings([nodes[n].name for n in chosen], model.ring_bytes * float(scale[1]), gpus // count)
+            name = f"{model.name}-{len(submissions):04d}"
+            flop = gpus * model.flop_per_gpu_s * compute_s
+            job = Job(name, gpus, flop, compute_s, flows, model.overlap_start, lockstep=True)
+            submissions.append(Submission(job, now_s, leaves_s=now_s + lease_s))
+        asked += 1
+        if asked >= load.initial_jobs:
+            now_s += float(random.exponential(1 / load.arrivals_per_s))
     return tuple(submissions)
 
 
-@dataclass(frozen=True)
-class Specification:
-    """Switches, hosts under each and GPUs in each, as in the cluster_spec files of Tiresias (NSDI 2019)."""
-
-    switches: int
-    hosts_per_switch: int
-    gpus_per_host: int
-
-    def network(self, aggregations: int, host_bytes_per_second: float, uplink_bytes_per_second: float) -> Network:
-        """The specification says nothing of links: they are a Clos above its switches."""
-        return clos(self.switches, self.hosts_per_switch, aggregations, host_bytes_per_second, uplink_bytes_per_second)
-
-    def hosts(self) -> tuple[str, ...]:
-        return tuple(f"host{i}" for i in range(self.switches * self.hosts_per_switch))
-
-
-def read_specification(file: Path) -> Specification:
-    columns = ("num_switch", "num_node_p_switch", "num_gpu_p_node")
-    try:
-        with file.open(newline="", encoding="utf-8") as lines:
-            row = next(csv.DictReader(lines))
-        return Specification(*(int(row[column]) for column in columns))
-    except (OSError, StopIteration, KeyError, ValueError, TypeError) as error:
-        raise PlanningError(f"{file}: no cluster specification ({error!r}); it needs {', '.join(columns)}") from None
+def rings(nodes: Sequence[str], all_reduce_bytes: float, count: int) -> tuple[Flow, ...]:
+    """The flows of an all-reduce in `count` rings over the nodes: each sends 2 (n - 1) / n of the bytes to the next."""
+    if len(nodes) < 2:
+        return ()
+    size_bytes = 2 * (len(nodes) - 1) / len(nodes) * all_reduce_bytes / count
+    pairs = zip(nodes, [*nodes[1:], nodes[0]], strict=True)
+    return tuple(Flow(source, destination, size_bytes) for source, destination in pairs for _ in range(count))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from networks import clos, one_way, wire
 from triton_ext.errors import PlanningError
+from triton_ext.planner.jobs import study
 from triton_ext.planner.jobs.baselines import (
     bottleneck_order,
     ecmp,
@@ -16,14 +18,11 @@ from triton_ext.planner.jobs.baselines import (
     time_shift,
 )
 from triton_ext.planner.jobs.exhaustive import Evaluation, exhaustive, weak_orders
-from triton_ext.planner.jobs.job import Flow, Job
-from triton_ext.planner.jobs.network import Link, Network, clos
+from triton_ext.planner.jobs.job import Flow, Job, candidates
 from triton_ext.planner.jobs.policy import Policy, Snapshot, crux
 from triton_ext.planner.jobs.simulator import Submission, simulate
 
-from . import clusters
-
-WIRE = Network((Link("a", "b", 1.0),))
+WIRE = wire()
 POLICIES = (crux, ecmp, shortest_first, sincronia, time_shift, farthest_first)
 
 
@@ -33,24 +32,24 @@ def job(name: str, compute_s: float, size_bytes: float, flop: float = 1.0) -> Jo
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_policies_are_pure_and_complete(policy: Policy) -> None:
-    network, jobs = clusters.random_cluster(3)
-    decision = policy(Snapshot(network, tuple(jobs), 3, seed=5))
-    again = policy(Snapshot(network, tuple(jobs[::-1]), 3, seed=5))
+    cluster, jobs = study.random_cluster(3)
+    decision = policy(Snapshot(cluster, tuple(jobs), 3, seed=5))
+    again = policy(Snapshot(cluster, tuple(jobs[::-1]), 3, seed=5))
     assert decision == again
     assert set(decision.routes) == set(decision.levels) == {j.name for j in jobs}
     assert set(decision.levels.values()) <= {0, 1, 2}
     for j in jobs:
         for flow, path in zip(j.flows, decision.routes[j.name], strict=True):
-            assert path in network.paths(flow.source, flow.destination)
+            assert path in candidates(cluster, flow)
 
 
 def test_hashes_spread_over_the_paths_and_depend_on_the_seed() -> None:
-    network = clos(2, 1, 4, 1, 1)
+    cluster = clos(2, 1, 4, 1, 1)
     many = Job("j", 1, 1, 1, tuple(Flow("host0", "host1", 1) for _ in range(400)))
-    first = hashed_paths(Snapshot(network, (many,), 1, 0))["j"]
-    counts = [first.count(path) for path in network.paths("host0", "host1")]
+    first = hashed_paths(Snapshot(cluster, (many,), 1, 0))["j"]
+    counts = [first.count(path) for path in candidates(cluster, many.flows[0])]
     assert min(counts) > 60 and sum(counts) == 400
-    assert first != hashed_paths(Snapshot(network, (many,), 1, 1))["j"]
+    assert first != hashed_paths(Snapshot(cluster, (many,), 1, 1))["j"]
 
 
 def test_shortest_first_by_traffic() -> None:
@@ -63,7 +62,7 @@ def test_sincronia_by_hand() -> None:
     jobs = [job("a", 1, 3), job("b", 1, 1), job("c", 1, 2)]
     routes = hashed_paths(Snapshot(WIRE, tuple(jobs), 3))
     assert bottleneck_order(WIRE, jobs, routes) == ("b", "c", "a")
-    two = Network((Link("a", "b", 1.0), Link("c", "d", 1.0)))
+    two = one_way(("a", "b", 1.0), ("c", "d", 1.0), nodes=("a", "b", "c", "d"))
     x = Job("x", 1, 1, 1, (Flow("a", "b", 4), Flow("c", "d", 1)))
     y = Job("y", 1, 1, 1, (Flow("a", "b", 2), Flow("c", "d", 6)))
     z = Job("z", 1, 1, 1, (Flow("a", "b", 3),))
@@ -82,12 +81,13 @@ def test_time_shift_interleaves_what_fits() -> None:
 
 
 def test_farthest_first_gives_long_flows_the_choice() -> None:
-    links = [("s", "m", 1), ("m", "t", 1), ("s", "n", 1), ("n", "t", 1), ("t", "u", 9)]
-    network = Network(tuple(Link(a, b, c) for a, b, c in links))
+    links = [("s", "m", 1), ("m", "x", 1), ("s", "n", 1), ("n", "x", 1), ("x", "t", 9), ("x", "y", 9), ("y", "u", 9)]
+    cluster = one_way(*links, nodes=("s", "t", "u"))
     near = Job("a", 1, 1, 1, (Flow("s", "t", 1),))
     far = Job("b", 1, 1, 1, (Flow("s", "u", 1),))
-    routes = farthest_first(Snapshot(network, (near, far), 1)).routes
-    assert routes["b"][0] == network.paths("s", "u")[0] and routes["a"][0] == network.paths("s", "t")[1]
+    routes = farthest_first(Snapshot(cluster, (near, far), 1)).routes
+    assert routes["b"][0] == candidates(cluster, far.flows[0])[0]
+    assert routes["a"][0] == candidates(cluster, near.flows[0])[1]
 
 
 def test_weak_orders() -> None:
@@ -97,19 +97,19 @@ def test_weak_orders() -> None:
 
 def test_groups_apart_are_as_good_as_together() -> None:
     for seed in range(6):
-        network, jobs = clusters.random_cluster(seed)
-        evaluation = Evaluation(network, jobs, periods=8)
-        decision = crux(Snapshot(network, tuple(jobs), 3))
-        whole = simulate(network, [Submission(j) for j in jobs], lambda _, d=decision: d, 3, evaluation.end_s)
+        cluster, jobs = study.random_cluster(seed)
+        evaluation = Evaluation(cluster, jobs, periods=8)
+        decision = crux(Snapshot(cluster, tuple(jobs), 3))
+        whole = simulate(cluster, [Submission(j) for j in jobs], lambda _, d=decision: d, 3, evaluation.end_s)
         apart = evaluation.flop_per_s(decision.routes, decision.levels) * evaluation.end_s
         assert apart == pytest.approx(whole.computed_flop)
 
 
 def test_nothing_beats_the_optimum() -> None:
     for seed in range(3):
-        network, jobs = clusters.random_cluster(seed)
-        snapshot = Snapshot(network, tuple(jobs[:4]), 3)
-        evaluation = Evaluation(network, jobs[:4])
+        cluster, jobs = study.random_cluster(seed)
+        snapshot = Snapshot(cluster, tuple(jobs[:4]), 3)
+        evaluation = Evaluation(cluster, jobs[:4])
         best = exhaustive(snapshot)
         value = evaluation.flop_per_s(best.routes, best.levels)
         for policy in (crux, ecmp, shortest_first, sincronia, farthest_first):
@@ -118,14 +118,14 @@ def test_nothing_beats_the_optimum() -> None:
 
 
 def test_too_many_choices_are_refused() -> None:
-    network = clos(2, 1, 4, 1, 1)
+    cluster = clos(2, 1, 4, 1, 1)
     many = Job("j", 1, 1, 1, tuple(Flow("host0", "host1", 1) for _ in range(20)))
     with pytest.raises(PlanningError, match="too many"):
-        exhaustive(Snapshot(network, (many,), 1))
+        exhaustive(Snapshot(cluster, (many,), 1))
 
 
 def check_nearness(count: int) -> None:
-    found = [clusters.nearness(seed) for seed in range(count)]
+    found = [study.nearness(seed) for seed in range(count)]
     shares = np.array([[near.paths, near.priorities, near.compression] for near in found])
     assert shares.max() <= 1 + 1e-9
     assert np.all(shares.mean(axis=0) >= 0.97), shares.mean(axis=0)

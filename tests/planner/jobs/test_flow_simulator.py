@@ -9,15 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from networks import clos, wire
 from triton_ext.errors import PlanningError
-from triton_ext.planner.jobs.fairness import fair_rates
+from triton_ext.planner.cluster import Cluster
+from triton_ext.planner.jobs.fairness import Usage, fair_rates
 from triton_ext.planner.jobs.job import Flow, Job
-from triton_ext.planner.jobs.network import Link, Network, clos
 from triton_ext.planner.jobs.path_selection import select_paths
 from triton_ext.planner.jobs.policy import Alignment, Decision, Policy, Snapshot, crux
 from triton_ext.planner.jobs.simulator import Outcome, Submission, simulate
 
-WIRE = Network((Link("a", "b", 1.0),))
+WIRE = wire()
 
 
 def job(name: str, gpus: int, flop: float, compute_s: float, size_bytes: float, overlap_start: float = 1) -> Job:
@@ -26,7 +27,7 @@ def job(name: str, gpus: int, flop: float, compute_s: float, size_bytes: float, 
 
 def fixed(levels: dict[str, int], alignments: dict[str, Alignment] | None = None) -> Policy:
     def policy(snapshot: Snapshot) -> Decision:
-        return Decision(select_paths(snapshot.network, snapshot.jobs), levels, alignments or {})
+        return Decision(select_paths(snapshot.cluster, snapshot.jobs), levels, alignments or {})
 
     return policy
 
@@ -35,32 +36,43 @@ def run(jobs: list[Job], levels: dict[str, int], end_s: float) -> Outcome:
     return simulate(WIRE, [Submission(j) for j in jobs], fixed(levels), 8, end_s)
 
 
+def usage(links: list[list[int]]) -> Usage:
+    """Streams of a flow each, by the links that it uses."""
+    entries = [(stream, link) for stream, row in enumerate(links) for link in row]
+    return Usage(np.array([e[0] for e in entries]), np.array([e[1] for e in entries]), np.ones(len(entries)))
+
+
 def test_rates_by_hand() -> None:
-    # Link 0 of 10, link 1 of 4: flows over 0, over both, over 1 (padded with 2).
-    links = np.array([[0, 2], [0, 1], [1, 2]])
-    capacities = np.array([10.0, 4.0])
-    assert fair_rates(links, np.array([0, 0, 0]), capacities) == pytest.approx([8, 2, 2])
-    assert fair_rates(links, np.array([1, 0, 1]), capacities) == pytest.approx([6, 4, 0])
-    assert fair_rates(links, np.array([0, 2, 1]), capacities) == pytest.approx([10, 0, 4])
+    used = usage([[0], [0, 1], [1]])
+    bandwidths = np.array([10.0, 4.0])
+    assert fair_rates(used, np.array([0, 0, 0]), bandwidths) == pytest.approx([8, 2, 2])
+    assert fair_rates(used, np.array([1, 0, 1]), bandwidths) == pytest.approx([6, 4, 0])
+    assert fair_rates(used, np.array([0, 2, 1]), bandwidths) == pytest.approx([10, 0, 4])
+    # A stream of two flows on link 0 takes twice what it has a flow.
+    twice = Usage(used.streams, used.links, np.array([2.0, 1.0, 1.0, 1.0]))
+    assert fair_rates(twice, np.array([0, 0, 0]), bandwidths) == pytest.approx([4, 2, 2])
+    assert fair_rates(twice.of(np.array([True, False, True])), np.array([0, 0, 0]), bandwidths) == pytest.approx(
+        [5, 0, 4]
+    )
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 30), st.integers(2, 8), st.integers(1, 3), st.integers(0, 10**6))
-def test_rates_are_max_min_fair_within_strict_levels(flows: int, size: int, levels: int, seed: int) -> None:
+def test_rates_are_max_min_fair_within_strict_levels(streams: int, size: int, levels: int, seed: int) -> None:
     random = np.random.default_rng(seed)
-    capacities = random.uniform(1, 10, size)
-    links = np.array([random.choice(size + 1, 3, replace=False) for _ in range(flows)])
-    level = random.integers(levels, size=flows)
-    rates = fair_rates(links, level, capacities)
-    on = np.array([[link in row for row in links] for link in range(size)])
-    assert np.all(on @ rates <= capacities * (1 + 1e-6))
-    # Each flow has a full link on which it is in the last level served, and no flow of its level is faster.
-    for flow in range(flows):
+    bandwidths = random.uniform(1, 10, size)
+    on = random.uniform(0.5, 2, (size, streams)) * (random.random((size, streams)) < 0.4)
+    on[random.integers(size, size=streams), np.arange(streams)] = 1  # each uses one link at least
+    stream, link = np.nonzero(on.T)
+    level = random.integers(levels, size=streams)
+    rates = fair_rates(Usage(stream, link, on.T[stream, link]), level, bandwidths)
+    assert np.all(on @ rates <= bandwidths * (1 + 1e-6))
+    # Each stream has a full link on which it is in the last level served, and none of its level is faster.
+    for s in range(streams):
         assert any(
-            on[link] @ np.where(level <= level[flow], rates, 0) >= capacities[link] * (1 - 1e-6)
-            and rates[flow] >= max(rates[on[link] & (level == level[flow])]) - 1e-6
-            for link in range(size)
-            if on[link, flow]
+            on[e] @ np.where(level <= level[s], rates, 0) >= bandwidths[e] * (1 - 1e-6)
+            and rates[s] >= max(rates[(on[e] > 0) & (level == level[s])]) - 1e-6
+            for e in np.flatnonzero(on[:, s])
         )
 
 
@@ -111,14 +123,14 @@ def test_jobs_without_traffic_only_compute() -> None:
 
 
 def test_errors() -> None:
-    with pytest.raises(PlanningError, match="iterations = 0"):
+    with pytest.raises(PlanningError, match="iterations is 0"):
         Submission(job("j", 1, 1, 1, 1), 0, 0)
     with pytest.raises(PlanningError, match="-1 s"):
         simulate(WIRE, [], crux, 8, -1)
 
 
-def random_submissions(network: Network, random: np.random.Generator, count: int) -> list[Submission]:
-    hosts = sorted({link.source for link in network.links if link.source.startswith("host")})
+def random_submissions(cluster: Cluster, random: np.random.Generator, count: int) -> list[Submission]:
+    hosts = [node.name for node in cluster.nodes]
     result = []
     for i in range(count):
         chosen = random.choice(hosts, random.integers(2, 5), replace=False)
@@ -133,22 +145,22 @@ def random_submissions(network: Network, random: np.random.Generator, count: int
 @given(st.integers(0, 10**6), st.integers(1, 6), st.integers(1, 3))
 def test_runs_keep_theorem_1_finish_their_work_and_repeat(seed: int, count: int, levels: int) -> None:
     random = np.random.default_rng(seed)
-    network = clos(2, 3, 2, 4, 3)
-    submissions = random_submissions(network, random, count)
-    outcome = simulate(network, submissions, crux, levels, 1e6, seed)
+    cluster = clos(2, 3, 2, 4, 3)
+    submissions = random_submissions(cluster, random, count)
+    outcome = simulate(cluster, submissions, crux, levels, 1e6, seed)
     assert 0 < outcome.largest_gap_share <= 1 + 1e-6
     assert [j.iterations for j in outcome.jobs] == [s.iterations for s in submissions]
     assert outcome.computed_flop == pytest.approx(
         sum(s.iterations * s.job.compute_flop for s in submissions if s.iterations)
     )
     assert outcome.flow_events == sum(2 * len(s.job.flows) * s.iterations for s in submissions if s.iterations)
-    assert outcome == simulate(network, submissions, crux, levels, 1e6, seed)
+    assert outcome == simulate(cluster, submissions, crux, levels, 1e6, seed)
 
 
 @pytest.mark.slow
 def test_a_hundred_thousand_flow_events_a_second() -> None:
     """64 hosts of 8 rails, 12 jobs whose rings have equal flows, as collectives do. Wall time: slow."""
-    network = clos(8, 8, 4, 100e9, 200e9)
+    cluster = clos(8, 8, 4, 100e9, 200e9)
     random = np.random.default_rng(0)
     submissions = []
     for i, count in enumerate((16, 16, 8, 8, 8, 4, 4, 4, 2, 2, 2, 2)):
@@ -157,5 +169,5 @@ def test_a_hundred_thousand_flow_events_a_second() -> None:
         flop, compute_s = random.uniform(1e15, 9e15), random.uniform(0.2, 1)
         submissions.append(Submission(Job(f"j{i}", 8 * count, float(flop), float(compute_s), flows), float(i)))
     began_s = time.perf_counter()
-    outcome = simulate(network, submissions, crux, 8, 300)
+    outcome = simulate(cluster, submissions, crux, 8, 300)
     assert outcome.flow_events / (time.perf_counter() - began_s) >= 100_000
