@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ..cluster import Cluster
 from .compression import ContentionGraph, compress_top
 from .job import Job, Routes, candidates, load_s, solo_period_s, transmit_s
-from .path_selection import least_congested
+from .path_selection import Loads
 from .policy import Alignment, Decision, Snapshot
 
 _OFFSETS = 24  # that a time shift is chosen from
@@ -107,13 +107,10 @@ def farthest_first(snapshot: Snapshot) -> Decision:
         flow = item[0].flows[item[1]]
         return len(candidates(cluster, flow)[0])
 
-    loads_s: dict[int, float] = {}
+    loads = Loads(cluster)
     chosen: dict[str, list[tuple[int, ...]]] = {job.name: [()] * len(job.flows) for job in snapshot.jobs}
     for job, i in sorted(flows, key=lambda item: (-distance(item), item[0].name, item[1])):
-        flow = job.flows[i]
-        path = chosen[job.name][i] = least_congested(cluster, flow, loads_s)
-        for link in path:
-            loads_s[link] = loads_s.get(link, 0.0) + flow.size_bytes / cluster.links[link].bandwidth_bytes_per_s
+        chosen[job.name][i] = loads.place(job.flows[i])
     return Decision({name: tuple(paths) for name, paths in chosen.items()}, {job.name: 0 for job in snapshot.jobs})
 
 

@@ -52,11 +52,15 @@ class Evaluation:
         return [tuple(sorted(names)) for names, _ in groups]
 
     def group_flop_per_s(self, group: tuple[str, ...], routes: Routes, levels: Mapping[str, int]) -> float:
-        ranks = {level: rank for rank, level in enumerate(sorted({levels[name] for name in group}))}
-        dense = tuple(ranks[levels[name]] for name in group)
-        key = (group, self._position(group, routes), dense)
+        used = {name: {link for path in routes[name] for link in path} for name in group}
+        order = tuple(
+            (levels[one] > levels[other]) - (levels[one] < levels[other])
+            for one, other in itertools.combinations(group, 2)
+            if used[one] & used[other]
+        )  # of jobs that share a link; of others it does not matter
+        key = (group, self._position(group, routes), order)
         if key not in self._known:
-            decision = Decision(routes, dict(zip(group, dense, strict=True)))
+            decision = Decision(routes, levels)
             submissions = [Submission(self.jobs[name]) for name in group]
             outcome = simulate(self.cluster, submissions, lambda _: decision, len(group), self.end_s)
             self._known[key] = outcome.computed_flop / self.end_s

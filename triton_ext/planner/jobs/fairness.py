@@ -45,19 +45,21 @@ def _fill(todo: Usage, left: NDArray[np.float64], rates: NDArray[np.float64]) ->
 
     Takes what is used from `left` (by link), and writes `rates`.
     """
-    while len(todo.streams):
-        starts = np.flatnonzero(np.diff(todo.streams, prepend=-1))
-        counts = np.diff(starts, append=len(todo.streams))
-        demand = np.bincount(todo.links, todo.weights, len(left))
-        share = left[todo.links] / demand[todo.links]
+    streams, links, weights = todo.streams, todo.links, todo.weights
+    while len(streams):
+        first = np.empty(len(streams), dtype=np.bool_)  # of a stream's entries
+        first[0] = True
+        np.not_equal(streams[1:], streams[:-1], out=first[1:])
+        starts, number = first.nonzero()[0], first.cumsum() - 1
+        share = left[links] / np.bincount(links, weights, len(left))[links]
         tightest = np.minimum.reduceat(share, starts)
         least = np.full(len(left), np.inf)
-        np.minimum.at(least, todo.links, np.repeat(tightest, counts))
-        full = share <= least[todo.links] * (1 + 1e-12)
+        np.minimum.at(least, links, tightest[number])
+        full = share <= least[links] * (1 + 1e-12)
         frozen = np.logical_or.reduceat(full, starts)
-        rates[todo.streams[starts[frozen]]] = tightest[frozen]
-        done = np.repeat(frozen, counts)
-        used = todo.weights[done] * rates[todo.streams[done]]
-        left -= np.bincount(todo.links[done], used, len(left))
+        rates[streams[starts[frozen]]] = tightest[frozen]
+        done = frozen[number]
+        left -= np.bincount(links[done], weights[done] * rates[streams[done]], len(left))
         np.maximum(left, 0.0, out=left)
-        todo = Usage(todo.streams[~done], todo.links[~done], todo.weights[~done])
+        kept = ~done
+        streams, links, weights = streams[kept], links[kept], weights[kept]

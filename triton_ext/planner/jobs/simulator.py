@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -92,15 +93,16 @@ def simulate(
 class _Running:
     """A job that is there. What it has under way are views of the simulation's arrays."""
 
-    def __init__(self, submission: Submission) -> None:
-        self.submission = submission
+    def __init__(self, submission: Submission, number: int) -> None:
+        self.submission, self.number = submission, number
         self.job = submission.job
+        self.flop_per_s = self.job.compute_flop / self.job.compute_s
         self.paths: tuple[Path, ...] = ()
         self.next_paths: tuple[Path, ...] = ()
         self.alignment: Alignment | None = None  # yet to be followed
         self.level = 0
         self.iterations = 0
-        self.sent = False
+        self.computing = self.sent = self.gone = False
         self.pending = 0  # streams
         self.streams: Streams
         self.remaining_bytes = np.zeros(0)
@@ -119,12 +121,14 @@ class _Simulation:
     ) -> None:
         self.cluster, self.policy, self.levels, self.end_s, self.seed = cluster, policy, levels, end_s, seed
         self.submissions = submissions
-        self.waiting = sorted(submissions, key=lambda s: (s.arrival_s, s.job.name), reverse=True)
+        order = sorted(submissions, key=lambda s: (s.arrival_s, s.job.name))
+        self.waiting = [_Running(submission, number) for number, submission in enumerate(order)][::-1]
         self.bandwidths_bytes_per_s = np.array([link.bandwidth_bytes_per_s for link in cluster.links])
         self.streams_of: dict[tuple[str, tuple[Path, ...]], Streams] = {}
         self.alignments: dict[str, Alignment] = {}
-        self.now_s = 0.0
+        self.now_s = self.settled_s = 0.0
         self.running: list[_Running] = []
+        self.timers: list[tuple[float, int, int, _Running]] = []  # a heap: time, kind, number of the job
         self.left_s: dict[str, float] = {}
         self.iterations: dict[str, int] = {}
         self.flow_events = self.decisions = 0
@@ -132,16 +136,18 @@ class _Simulation:
         self.senders_flop = self.transmitted_flop = 0.0  # U and F of the jobs that send
         self.broken_off_flop = 0.0  # W of jobs that left within an iteration
         self.largest_gap_share = 0.0
-        self.timers_s = np.full((4, 0), np.inf)  # by kind and job
-        self.computing = np.zeros(0, dtype=bool)
+        self.rates = np.zeros(0)
+        self.remaining_bytes = np.zeros(0)
         self._lay_out()
         self._update_rates()
 
     def run(self) -> Outcome:
         while self.running or self.waiting:
-            next_s = min(self.end_s, self.timers_s.min(initial=np.inf), self.finish_s.min(initial=np.inf))
+            next_s = min(self.end_s, self.next_finish_s)
+            if self.timers:
+                next_s = min(next_s, self.timers[0][0])
             if self.waiting:
-                next_s = min(next_s, self.waiting[-1].arrival_s)
+                next_s = min(next_s, self.waiting[-1].submission.arrival_s)
             self._advance(next_s)
             if self.now_s >= self.end_s:
                 break
@@ -166,14 +172,11 @@ class _Simulation:
     def _advance(self, next_s: float) -> None:
         passed_s = next_s - self.now_s
         self.now_s = next_s
-        if passed_s > 0:
-            self.remaining_bytes -= self.rates * passed_s
-            self.transmitted_flop += passed_s * self.transmit_flop_per_s
-            flop_per_s = self.flop_per_s * self.computing
-            self.computed_flop += passed_s * float(flop_per_s.sum())
-            self.senders_flop += passed_s * float(flop_per_s @ self.sends)
-            self.busy_gpu_s += passed_s * float(self.gpus @ self.computing)
-            self.held_gpu_s += passed_s * float(self.gpus.sum())
+        self.transmitted_flop += passed_s * self.transmit_flop_per_s
+        self.computed_flop += passed_s * self.compute_flop_per_s
+        self.senders_flop += passed_s * self.senders_flop_per_s
+        self.busy_gpu_s += passed_s * self.busy_gpus
+        self.held_gpu_s += passed_s * self.held_gpus
         bound = self.senders_iteration_flop + self.broken_off_flop
         if bound:
             share = abs(self.senders_flop - self.transmitted_flop) / bound
@@ -181,74 +184,85 @@ class _Simulation:
             self.largest_gap_share = max(self.largest_gap_share, share)
 
     def _step(self) -> None:
+        """Everything that happens now; what rounding sets a little apart happens together."""
         latest_s = self.now_s * (1 + 1e-12) + 1e-15
-        touched: set[int] = set()
+        touched: dict[int, _Running] = {}
         stale = False
-        done = np.flatnonzero(self.finish_s <= latest_s)
-        if len(done):
-            self.remaining_bytes[done] = 0.0
-            self.active[done] = False
-            self.finish_s[done] = np.inf
-            self.flow_events += int(self.flows[done].sum())
-            counts = np.bincount(self.owner[done], minlength=len(self.running))
-            for index in np.flatnonzero(counts).tolist():
-                self.running[index].pending -= int(counts[index])
-                touched.add(index)
+        if self.next_finish_s <= latest_s:
+            for job in self._finish(np.flatnonzero(self.finish_s <= latest_s)):
+                touched[job.number] = job
             stale = True
-        if self.timers_s.min(initial=np.inf) <= latest_s:
-            for kind, index in np.argwhere(self.timers_s <= latest_s).tolist():
-                self.timers_s[kind, index] = np.inf
-                touched.add(index)
-                if kind == _BEGIN:
-                    self._begin(index)
-                elif kind == _COMPUTED:
-                    self.computing[index] = False
-                elif kind == _SEND:
-                    stale |= self._send(index)
+        while self.timers and self.timers[0][0] <= latest_s:
+            _, kind, number, job = heapq.heappop(self.timers)
+            if job.gone:
+                continue
+            touched[number] = job
+            if kind == _BEGIN:
+                self._begin(job)
+            elif kind == _COMPUTED:
+                job.computing = False
+                self._count_computing()
+            elif kind == _SEND:
+                stale |= self._send(job)
         gone = []
-        for index in sorted(touched):
-            job = self.running[index]
-            ended = job.sent and not job.pending and not self.computing[index]
+        for _, job in sorted(touched.items()):
+            ended = job.sent and not job.pending and not job.computing
             if ended:
                 job.iterations += 1
                 job.sent = False
             if job.iterations == job.submission.iterations or job.submission.leaves_s <= latest_s:
                 gone.append(job)
-                if self.sends[index] and not ended:
+                if job.job.flows and not ended:
                     self.broken_off_flop += job.job.compute_flop
             elif ended:
-                self._begin_next(index)
+                self._begin_next(job)
         arrived = []
-        while self.waiting and self.waiting[-1].arrival_s <= latest_s:
-            arrived.append(_Running(self.waiting.pop()))
+        while self.waiting and self.waiting[-1].submission.arrival_s <= latest_s:
+            arrived.append(self.waiting.pop())
         if gone or arrived:
             for job in gone:
+                job.gone = True
                 self.left_s[job.job.name] = self.now_s
                 self.iterations[job.job.name] = job.iterations
-            self._decide([job for job in self.running if job not in gone] + arrived, arrived)
+            self._decide(arrived)
             stale = True
         if stale:
             self._update_rates()
 
-    def _begin_next(self, index: int) -> None:
+    def _finish(self, done: NDArray[np.int64]) -> list[_Running]:
+        """End these streams; the jobs that they are of."""
+        self._settle()
+        self.remaining_bytes[done] = 0.0
+        self.active[done] = False
+        self.flow_events += int(self.flows[done].sum())
+        counts = np.bincount(self.owner[done], minlength=len(self.running))
+        jobs = []
+        for index in np.flatnonzero(counts).tolist():
+            self.running[index].pending -= int(counts[index])
+            jobs.append(self.running[index])
+        return jobs
+
+    def _begin_next(self, job: _Running) -> None:
         """At once, or when the policy's alignment says."""
-        alignment = self.running[index].alignment
-        self.running[index].alignment = None
+        alignment, job.alignment = job.alignment, None
         wait_s = (alignment.offset_s - self.now_s) % alignment.period_s if alignment else 0.0
         if wait_s > 0:
-            self.timers_s[_BEGIN, index] = self.now_s + wait_s
+            self._at(self.now_s + wait_s, _BEGIN, job)
         else:
-            self._begin(index)
+            self._begin(job)
 
-    def _begin(self, index: int) -> None:
-        job = self.running[index].job
-        self.computing[index] = True
-        self.timers_s[_COMPUTED, index] = self.now_s + job.compute_s
-        self.timers_s[_SEND, index] = self.now_s + job.overlap_start * job.compute_s
+    def _begin(self, job: _Running) -> None:
+        job.computing = True
+        self._count_computing()
+        compute_s = job.job.compute_s
+        self._at(self.now_s + compute_s, _COMPUTED, job)
+        self._at(self.now_s + job.job.overlap_start * compute_s, _SEND, job)
 
-    def _send(self, index: int) -> bool:
+    def _at(self, time_s: float, kind: int, job: _Running) -> None:
+        heapq.heappush(self.timers, (time_s, kind, job.number, job))
+
+    def _send(self, job: _Running) -> bool:
         """Start the flows of an iteration; whether rates are to be computed anew."""
-        job = self.running[index]
         changed = job.next_paths != job.paths
         if changed:
             self._adopt_paths(job)
@@ -270,23 +284,17 @@ class _Simulation:
         job.remaining_bytes = np.zeros(len(job.streams.flows))
         job.active = np.zeros(len(job.streams.flows), dtype=bool)
 
-    def _decide(self, jobs: list[_Running], arrived: list[_Running]) -> None:
-        timers_s, computing = self.timers_s, self.computing
-        before = {job.job.name: index for index, job in enumerate(self.running)}
-        self.running = jobs
-        self.timers_s = np.full((4, len(jobs)), np.inf)
-        self.computing = np.zeros(len(jobs), dtype=bool)
+    def _decide(self, arrived: list[_Running]) -> None:
+        self._settle()
+        self.running = [job for job in self.running if not job.gone] + arrived
         self._ask_policy()
         for job in arrived:
             self._adopt_paths(job)
         self._lay_out()
-        for index, job in enumerate(jobs):
-            if job in arrived:
-                self._begin_next(index)
-                self.timers_s[_LEAVE, index] = job.submission.leaves_s
-            else:
-                self.timers_s[:, index] = timers_s[:, before[job.job.name]]
-                self.computing[index] = computing[before[job.job.name]]
+        for job in arrived:
+            self._begin_next(job)
+            if job.submission.leaves_s < self.end_s:
+                self._at(job.submission.leaves_s, _LEAVE, job)
 
     def _ask_policy(self) -> None:
         if not self.running:
@@ -307,19 +315,25 @@ class _Simulation:
                 job.alignment = alignment
         self.alignments = dict(decision.alignments)
 
+    def _count_computing(self) -> None:
+        computing = [job for job in self.running if job.computing]
+        self.compute_flop_per_s = sum(job.flop_per_s for job in computing)
+        self.senders_flop_per_s = sum(job.flop_per_s for job in computing if job.job.flows)
+        self.busy_gpus = sum(job.job.gpus for job in computing)
+
     def _lay_out(self) -> None:
         """Arrays over all jobs and their streams, of which each job's own are views.
 
         A link that only one stream uses limits it alone, as a link of its own does, which every stream has.
         """
+        self._settle()
         jobs = self.running
+        self.held_gpus = sum(job.job.gpus for job in jobs)
+        self.senders_iteration_flop = sum(job.job.compute_flop for job in jobs if job.job.flows)
+        self._count_computing()
         every = [job.streams for job in jobs]
         counts = [len(streams.flows) for streams in every]
         firsts = np.cumsum([0, *counts])
-        self.gpus = np.array([job.job.gpus for job in jobs], dtype=float)
-        self.flop_per_s = np.array([job.job.compute_flop / job.job.compute_s for job in jobs])
-        self.sends = np.array([float(bool(job.job.flows)) for job in jobs])
-        self.senders_iteration_flop = sum(job.job.compute_flop for job in jobs if job.job.flows)
         self.owner = np.repeat(np.arange(len(jobs)), counts)
         self.flows = _joined([streams.flows for streams in every], np.int64)
         self.flop_per_byte = _joined([streams.flop_per_byte for streams in every])
@@ -329,7 +343,7 @@ class _Simulation:
             job.remaining_bytes = self.remaining_bytes[first : first + count]
             job.active = self.active[first : first + count]
         self.level_of = np.array([job.level for job in jobs], dtype=np.int64)[self.owner]
-        self.finish_s = np.full(len(self.owner), np.inf)
+        self.rates = np.zeros(len(self.owner))
         streams = _joined([streams.streams + first for streams, first in zip(every, firsts, strict=False)], np.int64)
         links = _joined([streams.links for streams in every], np.int64)
         weights = _joined([streams.weights for streams in every])
@@ -347,7 +361,13 @@ class _Simulation:
         self.limits_bytes_per_s = np.concatenate([self.bandwidths_bytes_per_s[shared], most])
         self.known: dict[bytes, tuple[NDArray[np.float64], float]] = {}
 
+    def _settle(self) -> None:
+        """Take what was sent since the last time from what remains."""
+        self.remaining_bytes -= self.rates * (self.now_s - self.settled_s)
+        self.settled_s = self.now_s
+
     def _update_rates(self) -> None:
+        self._settle()
         key = self.active.tobytes()
         if key not in self.known:
             if len(self.known) >= _REMEMBERED:
@@ -355,9 +375,11 @@ class _Simulation:
             rates = fair_rates(self.usage.of(self.active), self.level_of, self.limits_bytes_per_s)
             self.known[key] = rates, float(rates @ self.flop_per_byte)
         self.rates, self.transmit_flop_per_s = self.known[key]
-        self.finish_s.fill(np.inf)
-        flowing = np.flatnonzero(self.rates)
-        self.finish_s[flowing] = self.now_s + np.maximum(self.remaining_bytes[flowing], 0.0) / self.rates[flowing]
+        self.finish_s = np.full(len(self.rates), np.inf)
+        flowing = self.rates > 0
+        left_bytes = np.maximum(self.remaining_bytes[flowing], 0.0)
+        self.finish_s[flowing] = self.now_s + left_bytes / self.rates[flowing]
+        self.next_finish_s = float(self.finish_s.min(initial=np.inf))
 
 
 def _joined(parts: Sequence[NDArray[Any]], dtype: type = np.float64) -> NDArray[Any]:

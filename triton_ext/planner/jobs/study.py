@@ -61,7 +61,7 @@ def nearness(seed: int) -> Nearness:
     order = order_of(priorities(cluster, jobs, routes))
     best_order: list[str] = []  # group by group
     for group in evaluation.groups(routes):
-        best_order += max(itertools.permutations(group), key=lambda p: in_order(evaluation, routes, p))
+        best_order += max(itertools.permutations(group), key=lambda p: in_order(evaluation, routes, list(p)))
     best = in_order(evaluation, routes, best_order)
     by_priorities = in_order(evaluation, routes, order)
 

@@ -36,24 +36,27 @@ MODELS = (
 
 @dataclass(frozen=True)
 class Load:
-    """How many jobs there are: at the start, and how many more come a second; how long they hold their hosts."""
+    """How many jobs there are at the start, how many more come a second, and for how long they hold their hosts.
+
+    A job of n hosts gets any n of the next `fragmentation` times n that are free, from a random one on.
+    """
 
     initial_jobs: int
     arrivals_per_s: float
     mean_lease_s: float = 60.0
+    fragmentation: int = 2
 
     def __post_init__(self) -> None:
-        if self.initial_jobs < 0 or not self.arrivals_per_s > 0 or not self.mean_lease_s > 0:
+        if self.initial_jobs < 0 or not self.arrivals_per_s > 0 or not self.mean_lease_s > 0 or self.fragmentation < 1:
             raise PlanningError(
-                f"{self.initial_jobs} jobs at the start, {self.arrivals_per_s} a second for {self.mean_lease_s} s: "
-                "give no negative number, and positive rates"
+                f"{self.initial_jobs} jobs at the start, {self.arrivals_per_s} a second for {self.mean_lease_s} s, "
+                f"fragmentation {self.fragmentation}: give no negative number, and positive rates"
             )
 
 
 def generate(cluster: Cluster, load: Load, span_s: float, seed: int) -> tuple[Submission, ...]:
     """Jobs that come in span_s, hold whole hosts for a lease (exponential, at least a second), and leave.
 
-    A job of n hosts gets half of the 2 n free ones that follow a random host: fragments, as clusters in use have them.
     One that finds no room is turned away. Each iteration ends in an all-reduce over its hosts, in the order of the
     cluster, in as many rings as a host has devices, all in lockstep. Its times and sizes are the model's, +- 40 %.
     """
@@ -68,7 +71,7 @@ def generate(cluster: Cluster, load: Load, span_s: float, seed: int) -> tuple[Su
         first, scale = int(random.integers(len(nodes))), random.uniform(0.6, 1.4, 2)
         free = [n for n in (*range(first, len(nodes)), *range(first)) if free_from_s[n] <= now_s]
         if len(free) >= count:
-            chosen = sorted(int(n) for n in random.choice(free[: 2 * count], count, replace=False))
+            chosen = sorted(int(n) for n in random.choice(free[: load.fragmentation * count], count, replace=False))
             free_from_s[chosen] = now_s + lease_s
             gpus, compute_s = sum(len(nodes[n].device_types) for n in chosen), model.compute_s * float(scale[0])
             flows = rings([nodes[n].name for n in chosen], model.ring_bytes * float(scale[1]), gpus // count)
