@@ -51,3 +51,7 @@ class ClusterError(TritonExtError):
 
 class PlanningError(TritonExtError):
     """Something that the planner cannot plan for: names the job, profile, setting or field, with its value."""
+
+
+class ProbeError(TritonExtError):
+    """A group that cannot be measured: it was not started by torchrun, or a rank did not answer."""

@@ -91,7 +91,7 @@ def load(path: Path) -> Cluster:
 
 def parse(data: object, where: str) -> Cluster:
     """The cluster that a file's contents describe; `where` is named in errors."""
-    document = documents.check(_Document, data, where, "docs/planner.md", ClusterError)
+    document = documents.check(_Document, data, where, "cluster file", ClusterError)
     try:
         return _cluster(document)
     except ClusterError as error:

@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import TritonExtError
+from .fields import describe
 
 Name = Annotated[str, Field(min_length=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -38,26 +39,19 @@ def load(path: Path, error: type[TritonExtError]) -> Any:
         raise error(f"{path}: neither YAML nor JSON: {cause}") from None
 
 
-def check(kind: type[_Document], data: object, where: str, fields_in: str, error: type[TritonExtError]) -> _Document:
-    """`data` as a document of this kind, or `error` with every fault; `fields_in` is the page that tells the fields."""
+def check(
+    kind: type[_Document],
+    data: object,
+    where: str,
+    what: str,
+    error: type[TritonExtError],
+    page: str = "docs/planner.md",
+) -> _Document:
+    """`data` as a document of this kind, or `error` with every fault; `what` is it, and `page` tells of its fields."""
     try:
         return kind.model_validate(data)
     except ValidationError as faults:
-        raise error("\n".join(f"{where}: {_describe(fault, fields_in)}" for fault in faults.errors())) from None
-
-
-def _describe(fault: Any, fields_in: str) -> str:
-    """One of pydantic's findings, with the field as it would be written in Python."""
-    field = ""
-    for part in fault["loc"]:
-        field += f"[{part}]" if isinstance(part, int) else f".{part}" if field else str(part)
-    match fault["type"]:
-        case "missing":
-            return f"{field}: missing; give it"
-        case "extra_forbidden":
-            return f"{field}: no such field; the fields are in {fields_in}"
-        case _:
-            return f"{field or 'the file'}: {fault['input']!r}: {fault['msg'][0].lower()}{fault['msg'][1:]}"
+        raise error("\n".join(f"{where}: {describe(fault, what, page)}" for fault in faults.errors())) from None
 
 
 class _Loader(yaml.SafeLoader):

@@ -7,9 +7,8 @@ import os
 import torch.distributed as dist
 
 from ..errors import JobError
+from . import groups, plans, proxy, trace
 from . import network_class as classes
-from . import plans, proxy, trace
-from .groups import ProcessRanks
 from .transports import nvshmem
 
 _owns_group = False
@@ -33,7 +32,7 @@ def init(priority: int | None = None, path_class: int | None = None) -> dist.Pro
             dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         _owns_group = True
     assert dist.group.WORLD is not None
-    _network_class = classes.agree(ProcessRanks(dist.group.WORLD), priority, path_class)
+    _network_class = classes.agree(groups.ProcessRanks(dist.group.WORLD), priority, path_class)
     return dist.group.WORLD
 
 
@@ -52,7 +51,7 @@ def shutdown() -> None:
     global _owns_group, _network_class
     _network_class = None
     plans.free_all(None)
-    proxy.finish()
+    proxy.finish(groups.timeout_s())
     trace.stop()
     nvshmem.close()
     if _owns_group and dist.is_initialized():

@@ -110,7 +110,7 @@ def test_path_classes() -> None:
         (("jobs", 1, "flows", 0, "to"), "z", "jobs[1].flows[0].to: no node is named 'z'; there are a, b, c"),
         (("jobs", 1, "flows", 0), {"from": "a", "bytes": 1}, "jobs[1].flows[0].to: missing"),
         (("jobs", 1, "flows"), 3, "jobs[1].flows: 3: input should be a valid list"),
-        (("jobs", 1, "colour"), 3, "jobs[1].colour: no such field; the fields are in docs/priorities.md"),
+        (("jobs", 1, "colour"), 3, "jobs[1].colour: no such field; the fields of a job file are in docs/priorities.md"),
         (("jobs", 1), "x", "jobs[1]: 'x': input should be"),
         (("jobs",), [], "jobs: []: list should have at least 1 item"),
         (("links", 1, "bandwidth_gb_per_s"), 0, "cluster.json: links[1].bandwidth_gb_per_s: 0"),

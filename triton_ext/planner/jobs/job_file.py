@@ -64,7 +64,7 @@ def json_schema() -> dict[str, Any]:
 def load(file: Path, cluster: Cluster) -> tuple[Job, ...]:
     """The jobs of a file, checked against the cluster that they run on. Raises PlanningError."""
     document = documents.check(
-        _Document, documents.load(file, PlanningError), str(file), "docs/priorities.md", PlanningError
+        _Document, documents.load(file, PlanningError), str(file), "job file", PlanningError, "docs/priorities.md"
     )
     jobs = []
     names: set[str] = set()
