@@ -31,9 +31,11 @@ def launch(plan, x, block=(16, 16)):
 PLACEMENTS = {
     "one host": lambda rank: 0,
     "two hosts": lambda rank: rank % 2,
+    "two hosts, hierarchical": lambda rank: rank % 2,
     "a host each": lambda rank: rank,
 }
-placement = "one host"  # of virtual_world; tests set it
+placement = "one host"  # of virtual_world and make_plan; tests set it
+HIERARCHICAL = ("all_to_all", "all_reduce", "reduce_scatter", "all_gather", "broadcast")
 
 
 def virtual_world(size):
@@ -67,6 +69,8 @@ def reference(collective, tensors, rank, split_dim=0, concat_dim=0, root=0):
 
 def make_plan(collective, shape, dtype, rank, world, split_dim=0, concat_dim=0, **options):
     """The plan that `reference` describes; put sends to the next rank."""
+    if placement.endswith("hierarchical") and collective in HIERARCHICAL:
+        options.setdefault("schedule", "hierarchical")
     if collective == "all_to_all":
         return tx.all_to_all(shape, dtype, split_dim=split_dim, concat_dim=concat_dim, **options)
     if collective == "all_reduce_one_shot":

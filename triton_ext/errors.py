@@ -13,6 +13,10 @@ class PlanError(TritonExtError):
     """A plan that cannot be made or used: ranks disagree, wrong device, used after free, failed before."""
 
 
+class JobError(TritonExtError):
+    """A job that cannot be joined as asked: a setting that cannot be, or that its ranks disagree on."""
+
+
 class CollectiveTimeout(TritonExtError):
     """A wait inside a kernel that ended without its peer: names rank, program, peer, epoch, expected and seen."""
 
@@ -47,3 +51,7 @@ class ClusterError(TritonExtError):
 
 class PlanningError(TritonExtError):
     """Something that the planner cannot plan for: names the job, profile, setting or field, with its value."""
+
+
+class ProbeError(TritonExtError):
+    """A group that cannot be measured: it was not started by torchrun, or a rank did not answer."""

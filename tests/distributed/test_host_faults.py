@@ -14,29 +14,30 @@ from emulation import require_hosts
 
 SHAPE = (64, 48)
 CHECKED = ["all_to_all", "all_reduce", "all_gather"]
+SCHEDULES = ["direct", "hierarchical"]
 
 
 @pytest.fixture(autouse=True)
 def _hosts():
     require_hosts()
-    namespaces = set(os.listdir("/run/netns")) if os.path.isdir("/run/netns") else set()
     yield
-    left = set(os.listdir("/run/netns")) - namespaces if os.path.isdir("/run/netns") else set()
-    assert not left
+    namespaces = os.listdir("/run/netns") if os.path.isdir("/run/netns") else []
+    assert not [name for name in namespaces if f"-{os.getpid()}-" in name]
 
 
-def _plans(rank, shape=SHAPE):
-    return {name: make_plan(name, shape, torch.float32, rank, dist.get_world_size()) for name in CHECKED}
+def _plans(rank, schedule="direct"):
+    world = dist.get_world_size()
+    return {name: make_plan(name, SHAPE, torch.float32, rank, world, schedule=schedule) for name in CHECKED}
 
 
-def _checked_run(plans, rank, seed, shape=SHAPE):
+def _checked_run(plans, rank, seed):
     for name, plan in plans.items():
-        tensors = inputs(dist.get_world_size(), shape, torch.float32, seed)
+        tensors = inputs(dist.get_world_size(), SHAPE, torch.float32, seed)
         assert_close(launch(plan, tensors[rank]), reference(name, tensors, rank).float())
 
 
-def _runs_for_seconds(rank, tell, seconds):
-    plans = _plans(rank)
+def _runs_for_seconds(rank, tell, seconds, schedule="direct"):
+    plans = _plans(rank, schedule)
     _checked_run(plans, rank, 0)
     tell("ready")
     seed, end = 1, time.monotonic() + seconds
@@ -56,8 +57,8 @@ def _runs(job):
     return min(job.receive(rank) for rank in ranks)
 
 
-def _until_an_error(rank, tell):
-    plans = _plans(rank)
+def _until_an_error(rank, tell, schedule="direct"):
+    plans = _plans(rank, schedule)
     _checked_run(plans, rank, 0)
     tell("ready")
     seed, end = 1, time.monotonic() + 40
@@ -71,9 +72,10 @@ def _until_an_error(rank, tell):
     os._exit(0)  # gloo has lost a member, and would complain
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(("hosts", "ranks_per_host"), [(2, 2), (3, 1)])
-def test_all_collectives(hosts, ranks_per_host):
-    with harness.HostsJob(hosts, ranks_per_host, _runs_for_seconds, 2) as job:
+def test_all_collectives(hosts, ranks_per_host, schedule):
+    with harness.HostsJob(hosts, ranks_per_host, _runs_for_seconds, 2, schedule) as job:
         assert _runs(job) > 1
 
 
@@ -93,9 +95,10 @@ def test_a_link_that_comes_back():
         assert min(job.receive(rank) for rank in range(2)) > 1
 
 
-def test_a_link_that_stays_cut(monkeypatch):
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_link_that_stays_cut(monkeypatch, schedule):
     monkeypatch.setenv("TRITON_EXT_TIMEOUT_S", "3")
-    with harness.HostsJob(2, 2, _until_an_error) as job:
+    with harness.HostsJob(2, 2, _until_an_error, schedule) as job:
         assert [job.receive(rank) for rank in range(4)] == ["ready"] * 4
         time.sleep(0.3)
         job.hosts.cut(1)
@@ -115,6 +118,19 @@ def test_a_host_that_dies():
             text = job.receive(rank, 30)
             assert text.startswith("PeerLost") and "rank 2" in text, text
         assert time.monotonic() - killed < 10, "noticed long before the timeout"
+
+
+@pytest.mark.parametrize("killed", [0, 3])  # a gateway, and a rank that has one
+def test_a_rank_of_a_hierarchy_that_dies(killed):
+    with harness.HostsJob(2, 2, _until_an_error, "hierarchical") as job:
+        assert [job.receive(rank) for rank in range(4)] == ["ready"] * 4
+        time.sleep(0.3)
+        job.processes[killed].kill()
+        start = time.monotonic()
+        for rank in {*range(4)} - {killed}:
+            text = job.receive(rank, 30)
+            assert text.startswith("PeerLost") and f"rank {killed}" in text, text
+        assert time.monotonic() - start < 10, "noticed long before the timeout"
 
 
 def _never_starts(rank, tell):
@@ -143,7 +159,7 @@ def _never_plans(rank, tell):
         time.sleep(6)
         os._exit(0)
     start = time.monotonic()
-    with pytest.raises(tx.errors.PlanError, match="not all ranks made a plan within 1 s"):
+    with pytest.raises(tx.errors.PlanError, match="not all ranks joined the job, or made a plan, within 1 s"):
         tx.all_reduce(SHAPE, torch.float32)
     tell(time.monotonic() - start)
     os._exit(0)
@@ -170,20 +186,20 @@ def test_two_jobs_on_one_link():
     assert harness.run_on_hosts(2, 2, _two_jobs, rate="100mbit") == [True] * 4
 
 
-def _sends_and_leaves(rank, tell):
-    """The rows take a while on the link, and rank 0 has nothing to wait for."""
-    shape = (512, 512)
-    tensors = inputs(2, shape, torch.float32)
+def _sends_and_leaves(rank, tell, root=0, schedule="direct"):
+    """The rows take a while on the link, and the root has nothing to wait for."""
+    shape, world = (512, 512), dist.get_world_size()
+    tensors = inputs(world, shape, torch.float32)
     for _ in range(3):
-        plan = tx.broadcast(shape, torch.float32, root=0)
-        if rank == 1:
+        plan = tx.broadcast(shape, torch.float32, root=root, schedule=schedule)
+        if rank == world - 1:
             time.sleep(0.1)
-        assert_close(launch(plan, tensors[rank]), tensors[0])
+        assert_close(launch(plan, tensors[rank]), tensors[root])
         plan.free()
-    last = tx.broadcast(shape, torch.float32, root=0)
-    if rank == 1:
+    last = tx.broadcast(shape, torch.float32, root=root, schedule=schedule)
+    if rank == world - 1:
         time.sleep(0.5)
-    assert_close(launch(last, tensors[rank]), tensors[0])
+    assert_close(launch(last, tensors[rank]), tensors[root])
     return True  # and the process ends
 
 
@@ -191,12 +207,18 @@ def test_what_a_plan_has_taken_arrives_although_it_ends():
     assert harness.run_on_hosts(2, 1, _sends_and_leaves, rate="100mbit") == [True] * 2
 
 
-def _many_plans(rank, tell):
+@pytest.mark.parametrize("root", [0, 1])
+def test_a_gateway_serves_its_host_to_the_end(root):
+    """Rank 0 is the gateway of rank 1; both have nothing to wait for."""
+    assert harness.run_on_hosts(2, 2, _sends_and_leaves, root, "hierarchical", rate="100mbit") == [True] * 4
+
+
+def _many_plans(rank, tell, schedule):
     def held():
         return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
     def use():
-        plan = tx.all_reduce(SHAPE, torch.float32)
+        plan = tx.all_reduce(SHAPE, torch.float32, schedule=schedule)
         launch(plan, torch.ones(SHAPE))
         plan.free()
         dist.barrier()
@@ -211,6 +233,7 @@ def _many_plans(rank, tell):
     return before, held()
 
 
-def test_plans_leave_nothing_behind():
-    for before, after in harness.run_on_hosts(2, 1, _many_plans):
+@pytest.mark.parametrize(("ranks_per_host", "schedule"), [(1, "direct"), (2, "hierarchical")])
+def test_plans_leave_nothing_behind(ranks_per_host, schedule):
+    for before, after in harness.run_on_hosts(2, ranks_per_host, _many_plans, schedule):
         assert after[0] <= before[0] and after[1] <= before[1]

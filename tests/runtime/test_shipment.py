@@ -5,12 +5,14 @@ import socket
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triton_ext.passes import abi
-from triton_ext.runtime import shipment
-from triton_ext.runtime.shipment import Incoming, Outgoing, Shipment
+from triton_ext.runtime import connection
+from triton_ext.runtime.flows import Flow, Schedule
+from triton_ext.runtime.shipment import Box, Incoming, Member, Outgoing, Shipment
 from triton_ext.runtime.transfers import Transfer
 
 KIND = abi.OF_RESULT
@@ -26,23 +28,31 @@ def _small_slices(monkeypatch):
 class End:
     """A shipment on one end of a socket pair; the test has the other end, or another shipment has."""
 
-    def __init__(self, sock, announces=False):
+    def __init__(self, sock, rank=0, announces=False):
         sock.setblocking(False)
-        self.counters, self.outbox = np.zeros(8, np.int64), np.arange(40, dtype=np.int32)
+        self.peer = 1 - rank
+        words, values = np.zeros(9, np.int64), torch.arange(40, dtype=torch.int32)
+        self.counters = words[:8]
         self.result, self.arrived = np.full((8, 9), -1, np.int32), np.zeros(1, np.int64)
         self.announced, self.may_store = np.zeros(2, np.int64), np.zeros(2, np.int64)
+        # Flow 0 goes from rank 0 to rank 1, flow 1 back.
+        flows = [Flow(abi.OF_RESULT, (0,), (1,)), Flow(abi.OF_RESULT, (1,), (0,))]
+        member = Member(self.announced, self.may_store)
+        member.begin(rank, [self.peer], flows)
+        out = Outgoing(flows[rank], PART, [Box(self.counters, words[8:], values)], torch.int32)
         self.shipment = Shipment(
-            {1: sock},
-            {(1, KIND): Outgoing(PART, self.counters, memoryview(self.outbox.view(np.uint8)))},
-            {(1, KIND): Incoming(PART, self.result[:, 2:7], self.arrived)},
-            self.announced,
-            self.may_store,
+            rank,
+            Schedule.of("direct", ["a", "b"]),
+            {self.peer: sock},
+            {rank: out},
+            {self.peer: Incoming(PART, [self.result[:, 2:7]], [self.arrived])},
+            {rank: member},
             announces,
         )
 
     def receive(self):
-        for connection in list(self.shipment.connections.values()):
-            self.shipment.receive(connection)
+        for each in list(self.shipment.connections.values()):
+            self.shipment.receive(each)
 
     def is_right(self):
         inside = self.result[:, 2:7]
@@ -51,12 +61,14 @@ class End:
 
 def pair(announces=False):
     left, right = socket.socketpair()
-    return End(left, announces), End(right, announces)
+    return End(left, 0, announces), End(right, 1, announces)
 
 
-def message(run=1, first=0, slices=1, nbytes=None, kind=KIND, magic=shipment._MAGIC):
+def message(run=1, first=0, slices=1, nbytes=None, about=0, magic=connection._MAGIC):
+    """From rank 0 to rank 1."""
     body = np.arange(first * 5, (first + slices) * 5, dtype=np.int32).tobytes()
-    return shipment._HEADER.pack(magic, kind, run, first, slices, len(body) if nbytes is None else nbytes) + body
+    header = (magic, about, run, first, slices, len(body) if nbytes is None else nbytes)
+    return connection._HEADER.pack(*header) + body
 
 
 @settings(max_examples=60, deadline=None)
@@ -64,7 +76,7 @@ def message(run=1, first=0, slices=1, nbytes=None, kind=KIND, magic=shipment._MA
 def test_messages_split_anywhere_and_slices_in_any_order(order, cuts):
     here, there = socket.socketpair()
     with here, there:
-        end = End(there)
+        end = End(there, 1)
         data = b"".join(message(first=first) for first in order)
         edges = [0, *sorted({cut for cut in cuts if cut < len(data)}), len(data)]
         for begin, stop in itertools.pairwise(edges):
@@ -99,7 +111,7 @@ def test_nothing_leaves_before_the_peer_has_begun():
     sender.shipment.pump()
     receiver.receive()
     assert receiver.arrived[0] == 0 and sender.may_store[1] == 1
-    receiver.announced[1] = 1
+    receiver.announced[0] = 1
     assert receiver.shipment.pump(), "a run begins"
     sender.receive()
     sender.shipment.pump()
@@ -115,30 +127,31 @@ def test_nothing_leaves_before_the_peer_has_begun():
         (message(run=2), "sent slices of run 2 in run 1"),
         (message(first=7, slices=2), "sent slices 7 to 8 of 8"),
         (message() + message(), "or one of them twice"),
-        (message(nbytes=21), "sent 21 bytes for slices that have 20"),
-        (message(kind=9), "not a message"),
+        (message(nbytes=21), "sent 21 bytes where 20 belong"),
+        (message(about=9), "slices of flow 9, which is not one for here"),
+        (message(about=-9), "not a message"),
         (message(magic=1), "not a message .magic 0x1"),
     ],
 )
 def test_what_does_not_fit_loses_the_peer(data, reason):
     here, there = socket.socketpair()
     with here:
-        end = End(there)
+        end = End(there, 1)
         here.sendall(data)
         end.receive()
-        assert reason.replace(".", "(") in end.shipment.lost[1] or reason in end.shipment.lost[1]
+        assert reason.replace(".", "(") in end.shipment.lost[0] or reason in end.shipment.lost[0]
         assert end.arrived[0] in (0, 5), "and it is not counted"
         assert not end.shipment.connections
 
 
 def test_a_truncated_message_is_not_counted():
     here, there = socket.socketpair()
-    end = End(there)
+    end = End(there, 1)
     here.sendall(message()[:-1])
     end.receive()
     here.close()
     end.receive()
-    assert end.arrived[0] == 0 and "closed" in end.shipment.lost[1]
+    assert end.arrived[0] == 0 and "closed" in end.shipment.lost[0]
 
 
 def test_a_peer_that_leaves():
@@ -148,5 +161,5 @@ def test_a_peer_that_leaves():
     sender.shipment.leave()
     receiver.receive()
     assert receiver.is_right(), "what it sent before arrives"
-    assert receiver.shipment.lost == {1: "has left the plan"}
+    assert receiver.shipment.lost == {0: "has left the plan"}
     sender.shipment.close()

@@ -2,9 +2,10 @@
 
 Sources: NVIDIA's data sheets and architecture papers of the V100, A100, H100, GH200, T4, P100, Titan RTX, GeForce RTX
 2080 Ti and GeForce RTX 3090, and AMD's of the MI300X. `peak_flop_per_s` is dense 16-bit matrix throughput (float16 with
-accumulation in float32 on GeForce, where the data sheets distinguish; the P100 has no matrix units). A fabric's
-bandwidth is one device's, in one direction: half of what data sheets print for NVLink, and PCIe 3.0 x16 without.
-The RTX 2080 of the public Metis profiles has 11 GiB: it is the Ti.
+accumulation in float32 on GeForce, where the data sheets distinguish; the P100, here the PCIe card, has no matrix
+units). A fabric's bandwidth is one device's, in one direction: half of what data sheets print for NVLink, and PCIe 3.0
+x16 without; of the MI300X, the one of its seven links that a pair of devices has. The RTX 2080 of the public Metis
+profiles has 11 GiB: it is the Ti.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ DEVICE_TYPES: dict[str, DeviceType] = {
         _device("GH-96", 96, 989, 4000),
         _device("H100-80", 80, 989, 3350),
         _device("MI300X", 192, 1307, 5300),
-        _device("P100-16", 16, 21.2, 732),
+        _device("P100-16", 16, 18.7, 732),
         _device("RTX-2080", 11, 53.8, 616),
         _device("RTX-3090", 24, 71, 936),
         _device("T4", 16, 65, 320),
@@ -37,7 +38,7 @@ DEVICE_TYPES: dict[str, DeviceType] = {
 }
 
 _PCIE3 = Fabric(12e9, 5e-6)  # of 15.75e9 on paper
-# The fabric of a device type's usual node, and what that node's network cards carry together.
+# The fabric of a device type's usual node, and what that node's network cards carry together (or one: see below).
 _NODES: dict[str, tuple[Fabric, float]] = {
     "A100-40": (Fabric(300e9, 3e-6), 12.5e9),
     "A100-80": (Fabric(300e9, 3e-6), 25e9),
@@ -51,6 +52,7 @@ _NODES: dict[str, tuple[Fabric, float]] = {
     "Titan-RTX": (_PCIE3, 1.25e9),
     "V100-16": (Fabric(150e9, 3e-6), 12.5e9),
 }
+_CARD_PER_DEVICE = {"H100-80", "MI300X"}  # whose nodes have a network card of 400 Gbit/s for each device
 
 
 def device_type(name: str) -> DeviceType:
@@ -72,7 +74,8 @@ def cluster(counts: dict[str, int], devices_per_node: int = 4, network_latency_s
             raise ClusterError(f"{count} devices of type {name}; give at least 1")
         fabric, width = _NODES[name]
         for first in range(0, count, devices_per_node):
-            node = Node(f"{name}.{first // devices_per_node}", (name,) * min(devices_per_node, count - first), fabric)
+            size = min(devices_per_node, count - first)
+            node = Node(f"{name}.{first // devices_per_node}", (name,) * size, fabric)
             nodes.append(node)
-            widths[node.name] = width
+            widths[node.name] = width * size if name in _CARD_PER_DEVICE else width
     return star([DEVICE_TYPES[name] for name in counts], nodes, widths, network_latency_s)

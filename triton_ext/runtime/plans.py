@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,11 +21,12 @@ from .. import passes
 from ..backends.cpu.pool import native_code
 from ..errors import CollectiveTimeout, PeerLost, PlanError
 from ..passes import abi, dialect, nvshmem
-from . import groups, layout, proxy, trace, transfers
+from . import between_hosts, flows, groups, layout, proxy, trace, transfers
+from .flows import Schedule
 from .groups import Group, ThreadRanks
 from .memory import MemoryRegion, SymmetricMemory, host_of
-from .shipment import Incoming, Outgoing, Shipment
-from .transports import tcp
+from .segment import SIGNALS, WAITED_FOR, Segment
+from .shipment import Traffic
 from .watch import Peers, Watch, watch_for
 
 _DTYPES = {
@@ -39,9 +40,6 @@ _DTYPES = {
     torch.int64: "int64",
     torch.uint8: "uint8",
 }
-_LINE = 64  # bytes between words that different ranks write
-_WAITED_FOR = ("READY", "ARRIVED", "REDUCED")
-_SIGNALS = (*_WAITED_FOR, "LEFT")  # words that each rank has at each other rank
 _FREED = 100  # STATUS of a plan that was freed; not a kernel's code
 
 
@@ -77,7 +75,7 @@ class Plan(PlanArguments):
     @property
     def is_between_hosts(self) -> bool:
         """Whether slices of what this rank computes are sent to other hosts while it computes."""
-        return self._state.shipment is not None
+        return self._state.traffic is not None
 
     @property
     def is_freed(self) -> bool:
@@ -109,22 +107,20 @@ class _State:
     table: torch.Tensor
     dtype: torch.dtype
     memory: SymmetricMemory | None
-    result_offset: int
-    stage_offset: int
-    wire_bytes: int
+    segment: Segment
     peers: Peers
     watch: Watch
-    shipment: Shipment | None
+    traffic: Traffic | None
+    schedule: Schedule
     split_dim: int = 0
     outbox: transfers.Outbox | None = None
-    outbox_offset: int = 0
     programs_at_free: int = 0
 
     def __post_init__(self) -> None:
         # On a CPU, what kernels write is read through views that cost no torch call.
         on_cpu = self.table.device.type == "cpu"
         self.words = self.table.numpy() if on_cpu else None
-        self.signals = _signals(self.memory.local, self.layout.world).numpy() if on_cpu and self.memory else None
+        self.signals = self.segment.signals(self.memory.local).numpy() if on_cpu and self.memory else None
         self.owner = groups.virtual_rank()
 
     def word(self, index: int) -> int:
@@ -143,7 +139,7 @@ class _State:
         assert self.memory is not None
         shape = self.layout.result_shapes[self.group.rank]
         nbytes = prod(shape) * self.dtype.itemsize
-        return self.memory.local[self.result_offset :][:nbytes].view(self.dtype).view(shape)
+        return self.memory.local[self.segment.result :][:nbytes].view(self.dtype).view(shape)
 
     def regions(self) -> list[MemoryRegion]:
         """This rank's signals, result and staging area, which peers may write, and its outbox."""
@@ -153,28 +149,29 @@ class _State:
         for peer in range(self.layout.world):
             route = self.layout.routes[peer][me]
             growth = (int(self._announces_ready), route.expected, route.expected_reduced)
-            for number, name in enumerate(_SIGNALS):
-                word = (peer * len(_SIGNALS) + number) * _LINE // 8
+            for number, name in enumerate(SIGNALS):
+                word = self.segment.signal(peer, name) // 8
                 words[word] = f"{name} of rank {peer}"
                 if number < len(growth) and (growth[number] or peer != me):  # nobody waits for the others
                     per_run[word] = growth[number]
         shape = self.layout.result_shapes[me]
-        size, stage = self.dtype.itemsize, self.layout.stage_elements
+        size, stage, wire_bytes = self.dtype.itemsize, self.layout.stage_elements, self.segment.wire_bytes
         return [
-            MemoryRegion("signals", base, self.layout.world * len(_SIGNALS) * _LINE, 8, (), words, per_run),
-            MemoryRegion("result", base + self.result_offset, prod(shape) * size, size, shape),
-            MemoryRegion("staging area", base + self.stage_offset, stage * self.wire_bytes, max(self.wire_bytes, 1)),
-            *(self.outbox.regions(base + self.outbox_offset) if self.outbox else ()),
+            MemoryRegion("signals", base, self.segment.signals_bytes, 8, (), words, per_run),
+            MemoryRegion("result", base + self.segment.result, prod(shape) * size, size, shape),
+            MemoryRegion("staging area", base + self.segment.stage, stage * wire_bytes, wire_bytes),
+            *(self.outbox.regions(base + self.segment.outbox) if self.outbox else ()),
         ]
 
     def look(self) -> None:
         """Fail a run that waits for a rank that is gone: nothing more will come from it. Called by the watch."""
-        if self.words is None or self.signals is None or self.words[abi.STATUS] or not self._is_running():
+        if self.words is None or self.signals is None:
             return
-        gone = self._gone()
-        lacking = [rank for rank in gone if self._lacks(rank)]
+        epoch = self.word(abi.EPOCH)  # first: the run may end meanwhile, and what the next one lacks is no failure
+        if self.words[abi.STATUS] or not self._is_running():
+            return
+        lacking = [rank for rank in self._gone() if self._lacks(rank, epoch + 1)]
         if lacking:
-            epoch = self.word(abi.EPOCH)
             self.words[abi.REPORT : abi.REPORT + 5] = [-1, lacking[0], epoch, 0, 0]
             self.words[abi.STATUS] = abi.FAILED_HOST
 
@@ -190,14 +187,15 @@ class _State:
         """Ranks whose process has ended, or which have left this plan."""
         left: list[int] = []
         if self.signals is not None:
-            left = np.flatnonzero(self.signals[:, _SIGNALS.index("LEFT")]).tolist()
-        lost = self.shipment.lost if self.shipment else {}
+            left = np.flatnonzero(self.signals[:, SIGNALS.index("LEFT")]).tolist()
+        lost = self.traffic.lost if self.traffic else {}
         return sorted({*self.peers.dead(), *left, *lost} - {self.group.rank})
 
-    def _lacks(self, rank: int) -> bool:
-        """Whether the run in progress still misses something of a rank."""
+    def _lacks(self, rank: int, run: int) -> bool:
+        """Whether a run still misses something of a rank, or of the one that stands for it."""
         assert self.signals is not None
-        run = self.word(abi.EPOCH) + 1
+        if self.layout.stage_elements:
+            rank = self.schedule.sender(rank, self.group.rank)
         ready, arrived, reduced, _ = (int(word) for word in self.signals[rank])
         route = self.layout.routes[rank][self.group.rank]
         unready = self._announces_ready and ready < run
@@ -244,8 +242,8 @@ class _State:
 
     def _describe(self, rank: int) -> str:
         dead = rank in self.peers.dead()
-        if self.shipment and rank in self.shipment.lost:
-            state = f"on another host, {self.shipment.lost[rank]}"
+        if self.traffic and rank in self.traffic.lost:
+            state = f"on another host, {self.traffic.lost[rank]}"
         else:
             state = f"process {self.peers.pids[rank]} has ended" if dead else "it has left the plan"
         overall = self.group.global_rank(rank)
@@ -256,17 +254,17 @@ class _State:
         if self.memory is not None and self.words is not None:
             for segment in self.memory.segments:
                 if segment is not None:
-                    _signals(segment, self.layout.world)[self.group.rank, _SIGNALS.index("LEFT")] = 1
-        if self.shipment is not None:
+                    self.segment.signals(segment)[self.group.rank, SIGNALS.index("LEFT")] = 1
+        if self.traffic is not None:
             in_order = not self.word(abi.STATUS)
-            proxy.proxy().retire(self.shipment, groups.timeout_s() if in_order else 0)
-            if not proxy.proxy().finish(self.shipment) and in_order:
+            proxy.proxy().retire(self.traffic, groups.timeout_s() if in_order else 0)
+            if not proxy.proxy().finish(self.traffic) and in_order:
                 warnings.warn(
                     f"rank {self.group.rank} of {self.layout.world}: a plan of {self.collective} ended before peers on "
                     f"other hosts took what it had for them, within {groups.timeout_s():g} s",
                     stacklevel=3,
                 )
-            self.shipment = None
+            self.traffic = None
 
     def free(self) -> None:
         if self.memory is None:
@@ -296,7 +294,7 @@ def _after_launch(_metadata: Any) -> None:
 def _leave_all() -> None:
     for state in list(_live):
         state.leave()
-    proxy.finish(wait_until_closed=True)
+    proxy.finish(groups.timeout_s())
 
 
 def free_all(owner: ThreadRanks | None) -> None:
@@ -307,16 +305,6 @@ def free_all(owner: ThreadRanks | None) -> None:
 
 
 atexit.register(_leave_all)
-
-
-def _signals(segment: torch.Tensor, world: int) -> torch.Tensor:
-    """int64[world, len(_SIGNALS)]: the words of each rank in a segment, each in its own line."""
-    words = segment[: world * len(_SIGNALS) * _LINE].view(torch.int64)
-    return words.view(world, len(_SIGNALS), _LINE // 8)[:, :, 0]
-
-
-def _align(nbytes: int, unit: int = 256) -> int:
-    return -(-nbytes // unit) * unit
 
 
 def _agree(
@@ -360,12 +348,14 @@ def _make(
     free_dim: int | None,
     lay_out: Callable[[list[layout.Shape], list[int | None]], layout.Layout],
     split_dim: int = 0,
+    schedule_name: str = flows.DIRECT,
     wire_dtype: torch.dtype | None = None,
     acc_dtype: torch.dtype | None = None,
     dst: int | None = None,
 ) -> Plan:
     """The part that all collectives share. Collective over `group`."""
     passes.install()  # again, in case another hook took the place since
+    flows.check(schedule_name, collective)
     wire, acc = wire_dtype or dtype, acc_dtype or torch.promote_types(dtype, torch.float32)
     if not dtype.is_floating_point:
         acc = acc_dtype or dtype
@@ -377,6 +367,7 @@ def _make(
         "acc_dtype": acc,
         "device": place.type,
         "number of ranks": group.size,
+        "schedule": schedule_name,
         **arguments,
     }
     shapes, destinations = _agree(group, mine, shape, free_dim, dst)
@@ -393,10 +384,13 @@ def _make(
         split_dim,
         where.alignment(16 // min(dtype.itemsize, wire.itemsize), split_dim if collective in dialect.SPLIT else -1),
     )
-    if len(set(group.exchange(host_of(group)))) > 1:
+    schedule = Schedule.of(schedule_name, group.exchange(host_of(group)))
+    if len(set(schedule.hosts)) > 1:
         transport = nvshmem.transport() if place.type == "cuda" else dialect.PROXY
+        if schedule.is_hierarchical and transport != dialect.PROXY:
+            raise PlanError(f"schedule={schedule_name!r} is for CPUs: kernels on GPUs send their slices themselves")
         spec = replace(spec, transport=transport, slice_dim=_slice_dim(spec, arguments))
-    return _build(group, spec, where, dtype, wire, place)
+    return _build(group, spec, schedule, where, (dtype, wire, acc), place)
 
 
 def _slice_dim(spec: dialect.Spec, arguments: dict[str, Any]) -> int:
@@ -408,32 +402,78 @@ def _slice_dim(spec: dialect.Spec, arguments: dict[str, Any]) -> int:
 
 
 def _build(
-    group: Group, spec: dialect.Spec, where: layout.Layout, dtype: torch.dtype, wire: torch.dtype, device: torch.device
+    group: Group,
+    spec: dialect.Spec,
+    schedule: Schedule,
+    where: layout.Layout,
+    dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
+    device: torch.device,
 ) -> Plan:
-    """Allocate a plan's memory and fill its table."""
-    me, world = group.rank, group.size
-    result_offset = _align(world * len(_SIGNALS) * _LINE)
-    # The same on every rank, so that a peer's addresses need no exchange.
-    result_bytes = max(prod(shape) for shape in where.result_shapes) * dtype.itemsize
-    stage_offset = _align(result_offset + result_bytes)
-    outbox_offset = _align(stage_offset + where.stage_elements * wire.itemsize)
-    outbox, outbox_bytes = None, 0
-    far: list[list[int]] = [[] for _ in range(world)]
+    """Allocate a plan's memory and fill its table. dtypes: of the result, of what is sent to be reduced, of sums."""
+    me, world, (dtype, wire, _) = group.rank, group.size, dtypes
+    result_elements = max(prod(shape) for shape in where.result_shapes)
+    segment = Segment.of(world, result_elements, where.stage_elements, dtype, wire)
+    boxes = []
     if spec.transport:
-        hosts = group.exchange(host_of(group))
-        item_bytes = {abi.OF_RESULT: dtype.itemsize, abi.OF_STAGE: wire.itemsize}
-        far = [[peer for peer in range(world) if hosts[peer] != hosts[rank]] for rank in range(world)]
-        boxes = [transfers.Outbox.of(spec, where, rank, far[rank], item_bytes) for rank in range(world)]
-        outbox, outbox_bytes = boxes[me], max(box.nbytes for box in boxes)
+        item_bytes = {abi.OF_RESULT: segment.item_bytes, abi.OF_STAGE: segment.wire_bytes}
+        boxes = [transfers.Outbox.of(spec, where, rank, schedule.far(rank), item_bytes) for rank in range(world)]
+        segment = segment.with_outbox(max(box.nbytes for box in boxes))
+        where = schedule.expectations(where)
     trace.start_if_asked(group.global_rank(me), dist.get_world_size() if dist.is_initialized() else world)
-    memory = SymmetricMemory(group, _align(outbox_offset + outbox_bytes, 4096), device)
+    memory = SymmetricMemory(group, segment.nbytes, device)
     watch = watch_for(device)
+    outbox = boxes[me] if boxes else None
+    table = _table(spec, where, segment, memory, me, outbox, watch)
+    words = table.numpy()
+    table = table.to(device)
+    traffic = None
+    if spec.transport == dialect.PROXY:
+        traffic = between_hosts.ship(group, spec, where, schedule, segment, memory.segments, boxes, dtypes)
+    pids = group.exchange(os.getpid())  # and all have their connections
+    trace.add_plan(spec.collective, words, {group.global_rank(rank): pid for rank, pid in enumerate(pids)})
+    peers = Peers(
+        [
+            pid if mapped is not None else None
+            for pid, mapped in zip(pids, memory.segments or [None] * world, strict=True)
+        ]
+    )
+    plan = Plan(table, tl.constexpr(spec.encode()))
+    plan._state = _State(
+        spec.collective,
+        group,
+        where,
+        table,
+        dtype,
+        memory,
+        segment,
+        peers,
+        watch,
+        traffic,
+        schedule,
+        spec.split_dim,
+        outbox,
+    )
+    _live.add(plan._state)
+    if traffic:
+        weakref.finalize(plan._state, _drop, traffic).atexit = False
+    watch.add(plan._state)
+    if device.type == "cpu" and _after_launch not in knobs.runtime.launch_exit_hook.calls:
+        knobs.runtime.launch_exit_hook.add(_after_launch)
+    return plan
 
-    def signal(segment: int, of: int, name: str) -> int:
-        return segment + (of * len(_SIGNALS) + _SIGNALS.index(name)) * _LINE
 
+def _table(
+    spec: dialect.Spec,
+    where: layout.Layout,
+    segment: Segment,
+    memory: SymmetricMemory,
+    me: int,
+    outbox: transfers.Outbox | None,
+    watch: Watch,
+) -> torch.Tensor:
+    """A rank's table (passes/abi.py), on the host."""
+    world, shape = where.world, where.shapes[me]
     table = torch.zeros(abi.table_words(world, bool(spec.transport)), dtype=torch.int64)
-    shape = where.shapes[me]
     table[abi.RANK] = me
     table[abi.WORLD] = world
     table[abi.SHAPE : abi.SHAPE + len(shape)] = torch.tensor(shape)
@@ -448,130 +488,36 @@ def _build(
         there, here = where.routes[me][peer], where.routes[peer][me]
         row = table[abi.PEERS + peer * abi.PEER_WORDS :]
         if address is not None:
-            row[abi.RESULT] = address + result_offset + there.origin * dtype.itemsize
+            row[abi.RESULT] = address + segment.result + there.origin * segment.item_bytes
             row[abi.RESULT_STRIDE : abi.RESULT_STRIDE + len(shape)] = torch.tensor(there.strides)
             if spec.reduces:
-                row[abi.STAGE] = address + stage_offset + there.stage_origin * wire.itemsize
+                row[abi.STAGE] = address + segment.stage + there.stage_origin * segment.wire_bytes
                 row[abi.STAGE_STRIDE : abi.STAGE_STRIDE + len(shape)] = torch.tensor(there.stage_strides)
-            for name in _WAITED_FOR:
-                row[getattr(abi, name)] = signal(address, me, name)
+            for name in WAITED_FOR:
+                row[getattr(abi, name)] = address + segment.signal(me, name)
         if spec.reduces:
-            row[abi.STAGE_HERE] = mine + stage_offset + here.stage_origin * wire.itemsize
+            row[abi.STAGE_HERE] = mine + segment.stage + here.stage_origin * segment.wire_bytes
             row[abi.STAGE_HERE_STRIDE : abi.STAGE_HERE_STRIDE + len(shape)] = torch.tensor(here.stage_strides)
-        for name in _WAITED_FOR:
-            row[getattr(abi, f"{name}_HERE")] = signal(mine, peer, name)
+        for name in WAITED_FOR:
+            row[getattr(abi, f"{name}_HERE")] = mine + segment.signal(peer, name)
         row[abi.EXPECTED] = here.expected
         row[abi.EXPECTED_REDUCED] = here.expected_reduced
         if outbox:
             transfer_row = table[abi.PEERS + world * abi.PEER_WORDS + peer * abi.TRANSFER_WORDS :]
             transfer_row[abi.PE] = -1
             if address is None:
-                transfer_row[abi.PE], segment = memory.remote[peer]
-                signals = {name: signal(segment, me, name) for name in _WAITED_FOR}
-                buffers = {abi.OF_RESULT: segment + result_offset, abi.OF_STAGE: segment + stage_offset}
+                transfer_row[abi.PE], remote = memory.remote[peer]
+                signals = {name: remote + segment.signal(me, name) for name in WAITED_FOR}
+                buffers = {abi.OF_RESULT: remote + segment.result, abi.OF_STAGE: remote + segment.stage}
                 transfer_row[abi.READY_THERE] = signals["READY"]
-                row[abi.READY] = mine + outbox_offset + peer * 8
-                outbox.fill(row, transfer_row, peer, mine + outbox_offset, buffers, signals)
-    words = table.numpy()
-    table = table.to(device)
-    shipment = None
-    if outbox and spec.transport == dialect.PROXY:
-        shipment = _ship(
-            group,
-            spec,
-            where,
-            memory,
-            outbox,
-            outbox_offset,
-            {abi.OF_RESULT: (result_offset, dtype.itemsize), abi.OF_STAGE: (stage_offset, wire.itemsize)},
-            far[me],
-        )
-    pids = group.exchange(os.getpid())  # and all have their connections
-    trace.add_plan(spec.collective, words, {group.global_rank(rank): pid for rank, pid in enumerate(pids)})
-    peers = Peers(
-        [
-            pid if segment is not None else None
-            for pid, segment in zip(pids, memory.segments or [None] * world, strict=True)
-        ]
-    )
-    plan = Plan(table, tl.constexpr(spec.encode()))
-    plan._state = _State(
-        spec.collective,
-        group,
-        where,
-        table,
-        dtype,
-        memory,
-        result_offset,
-        stage_offset,
-        wire.itemsize,
-        peers,
-        watch,
-        shipment,
-        spec.split_dim,
-        outbox,
-        outbox_offset,
-    )
-    _live.add(plan._state)
-    if shipment:
-        weakref.finalize(plan._state, _drop, shipment).atexit = False
-    watch.add(plan._state)
-    if device.type == "cpu" and _after_launch not in knobs.runtime.launch_exit_hook.calls:
-        knobs.runtime.launch_exit_hook.add(_after_launch)
-    return plan
+                row[abi.READY] = mine + segment.outbox + peer * 8
+                outbox.fill(row, transfer_row, peer, mine + segment.outbox, buffers, signals)
+    return table
 
 
-def _ship(
-    group: Group,
-    spec: dialect.Spec,
-    where: layout.Layout,
-    memory: SymmetricMemory,
-    outbox: transfers.Outbox,
-    outbox_offset: int,
-    buffers: dict[int, tuple[int, int]],
-    far: list[int],
-) -> Shipment:
-    """Connect with the peers of other hosts, and hand what goes there and comes from there to the proxy. Collective.
-
-    buffers: offset of the result and of the staging area in each segment, and bytes per element, by kind of transfer.
-    """
-    me, segment = group.rank, memory.local.numpy()
-    outgoing, incoming = {}, {}
-    for peer, kind in outbox.transfers:
-        transfer, (counters, data) = outbox.transfers[peer, kind], outbox.places[peer, kind]
-        box = segment[outbox_offset:]
-        elements = memoryview(cast(Any, box[data:][: transfer.elements * transfer.item_bytes]))
-        outgoing[peer, kind] = Outgoing(transfer, box[counters:][: transfer.slices * 8].view(np.int64), elements)
-    signals = _signals(memory.local, where.world).numpy()
-    item_bytes = {kind: size for kind, (_, size) in buffers.items()}
-    for peer in far:
-        for kind, transfer in transfers.outgoing(spec, where, peer, me, item_bytes).items():
-            offset, size = buffers[kind]
-            there = segment[offset + transfer.there * size :].view() if transfer.elements else segment[:0]
-            shape = [transfer.shape[dim] for dim in transfer.order]
-            strides = [transfer.strides[dim] * size for dim in transfer.order]
-            unit = np.dtype(f"i{size}")
-            target = np.ndarray(shape, unit, there.data, 0, strides) if transfer.elements else np.empty(shape, unit)
-            arrival = "REDUCED" if kind == abi.OF_RESULT and spec.reduces else "ARRIVED"
-            counter = signals[peer, _SIGNALS.index(arrival) :][:1]
-            if transfer.elements:
-                incoming[peer, kind] = Incoming(transfer, target, counter)
-    announced = segment[outbox_offset:][: where.world * 8].view(np.int64)
-    shipment = Shipment(
-        tcp.connect(group, far),
-        outgoing,
-        incoming,
-        announced,
-        signals[:, _SIGNALS.index("READY")],
-        spec.collective != "all_reduce",
-    )
-    proxy.proxy().add(shipment)
-    return shipment
-
-
-def _drop(shipment: Shipment) -> None:
+def _drop(traffic: Traffic) -> None:
     """A plan is no longer referred to: nobody waits, but what it has for other hosts goes there."""
-    proxy.proxy().retire(shipment, groups.timeout_s())
+    proxy.proxy().retire(traffic, groups.timeout_s())
 
 
 def _device(group: Group, device: torch.device | str | None) -> torch.device:
@@ -590,13 +536,15 @@ def all_to_all(
     *,
     split_dim: int = 0,
     concat_dim: int = 0,
+    schedule: str = flows.DIRECT,
     group: GroupLike = None,
     device: DeviceLike = None,
 ) -> Plan:
     """Every rank computes a tensor of `shape`; its part along split_dim goes to each rank, as torch.chunk cuts it.
 
     The result of rank r: all ranks' r-th parts, concatenated along concat_dim. Sizes along concat_dim may differ
-    among ranks if it is not split_dim. Collective; raises PlanError on every rank if the ranks disagree.
+    among ranks if it is not split_dim. schedule: between hosts, "direct" (each rank with each) or "hierarchical" (one
+    stream for each pair of hosts). Collective; raises PlanError on every rank if the ranks disagree.
     """
     ranks = groups.resolve(group)
     split, concat = _dim("split_dim", split_dim, len(shape)), _dim("concat_dim", concat_dim, len(shape))
@@ -610,6 +558,7 @@ def all_to_all(
         concat if concat != split else None,
         lambda shapes, _: layout.all_to_all(shapes, split, concat),
         split,
+        schedule,
     )
 
 
@@ -620,13 +569,15 @@ def all_reduce(
     acc_dtype: torch.dtype | None = None,
     wire_dtype: torch.dtype | None = None,
     shots: int = 2,
+    schedule: str = flows.DIRECT,
     group: GroupLike = None,
     device: DeviceLike = None,
 ) -> Plan:
     """The sum of all ranks' tensors of `shape`, on every rank; bitwise the same on all, and in every run.
 
     shots: 2 (owners sum their parts, and send the sums to all) moves the fewest bytes; 1 (all send all to all, and sum
-    it in one program at the end) waits for peers once: for small tensors.
+    it in one program at the end) waits for peers once: for small tensors. schedule: between hosts, "direct" or, in two
+    shots, "hierarchical", which sends a host's sum once, and what it gets once (docs/transports.md).
 
     Partial values travel as wire_dtype (default: dtype) and are summed in rank order in acc_dtype (default: float32,
     or dtype where that is wider or an integer). Collective; raises PlanError on every rank if the ranks disagree.
@@ -645,6 +596,7 @@ def all_reduce(
         None,
         lambda shapes, _: layout.all_reduce(shapes, split) if shots == 2 else layout.all_reduce_one_shot(shapes),
         split,
+        schedule,
         wire_dtype,
         acc_dtype,
     )
@@ -657,12 +609,13 @@ def reduce_scatter(
     split_dim: int = 0,
     acc_dtype: torch.dtype | None = None,
     wire_dtype: torch.dtype | None = None,
+    schedule: str = flows.DIRECT,
     group: GroupLike = None,
     device: DeviceLike = None,
 ) -> Plan:
     """The sum of all ranks' tensors of `shape`; each rank gets its part along split_dim, as torch.chunk cuts it.
 
-    dtypes as in all_reduce. Collective; raises PlanError on every rank if the ranks disagree.
+    schedule and dtypes as in all_reduce. Collective; raises PlanError on every rank if the ranks disagree.
     """
     ranks = groups.resolve(group)
     split = _dim("split_dim", split_dim, len(shape))
@@ -676,6 +629,7 @@ def reduce_scatter(
         None,
         lambda shapes, _: layout.reduce_scatter(shapes, split),
         split,
+        schedule,
         wire_dtype,
         acc_dtype,
     )
@@ -686,10 +640,14 @@ def all_gather(
     dtype: torch.dtype,
     *,
     concat_dim: int = 0,
+    schedule: str = flows.DIRECT,
     group: GroupLike = None,
     device: DeviceLike = None,
 ) -> Plan:
-    """All ranks' tensors, concatenated along concat_dim (where sizes may differ), on every rank. Collective."""
+    """All ranks' tensors, concatenated along concat_dim (where sizes may differ), on every rank. Collective.
+
+    schedule: between hosts, "direct", or "hierarchical" to send to each host once.
+    """
     ranks = groups.resolve(group)
     concat = _dim("concat_dim", concat_dim, len(shape))
     return _make(
@@ -701,18 +659,36 @@ def all_gather(
         shape,
         concat,
         lambda shapes, _: layout.all_gather(shapes, concat),
+        schedule_name=schedule,
     )
 
 
 def broadcast(
-    shape: Sequence[int], dtype: torch.dtype, *, root: int = 0, group: GroupLike = None, device: DeviceLike = None
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    *,
+    root: int = 0,
+    schedule: str = flows.DIRECT,
+    group: GroupLike = None,
+    device: DeviceLike = None,
 ) -> Plan:
-    """The tensor of rank `root` (a rank of the group), on every rank. Every rank launches the kernel. Collective."""
+    """The tensor of rank `root` (a rank of the group), on every rank. Every rank launches the kernel. Collective.
+
+    schedule: between hosts, "direct", or "hierarchical" to send to each host once.
+    """
     ranks = groups.resolve(group)
     if not 0 <= root < ranks.size:
         raise PlanError(f"root={root} is not a rank of a group of {ranks.size}")
     return _make(
-        ranks, "broadcast", dtype, device, {"root": root}, shape, None, lambda shapes, _: layout.broadcast(shapes, root)
+        ranks,
+        "broadcast",
+        dtype,
+        device,
+        {"root": root},
+        shape,
+        None,
+        lambda shapes, _: layout.broadcast(shapes, root),
+        schedule_name=schedule,
     )
 
 

@@ -1,4 +1,4 @@
-"""The proxy: a thread per process that moves the shipments of its plans, and sleeps while there is nothing to move."""
+"""The proxy: a thread per process that moves what its plans send to other hosts, and sleeps otherwise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 from triton import knobs
 
 from ..backends.cpu.pool import native_code
-from .shipment import Shipment
+from .shipment import Traffic
 
 # Programs ring when they have completed a slice. They do not when a run begins: that is looked for behind a launch.
 _LOOK_S = 2e-4
@@ -21,7 +21,7 @@ _CLOSING_S = 1.0  # for a peer to end its side, too
 
 
 class Proxy:
-    """Moves shipments. All but `_…` may be called by any thread."""
+    """Moves the traffic of plans. All but `_…` may be called by any thread."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -29,9 +29,9 @@ class Proxy:
         self._epoll.register(self._bell, select.EPOLLIN)
         native_code().wake_by_bell(self._bell)
         self._lock = threading.Lock()  # of what follows
-        self._shipments: list[Shipment] = []
-        self._retiring: dict[Shipment, float] = {}  # and until when
-        self._closing: dict[Shipment, float] = {}
+        self._traffics: list[Traffic] = []
+        self._retiring: dict[Traffic, float] = {}  # and until when
+        self._closing: dict[Traffic, float] = {}
         self._launch_s = 0.0  # when the last launch began whose run is not known to have begun
         self._thread = threading.Thread(target=self._run, name="triton_ext proxy", daemon=True)
         self._thread.start()
@@ -44,24 +44,30 @@ class Proxy:
     def wake(self) -> None:
         os.eventfd_write(self._bell, 1)
 
-    def add(self, shipment: Shipment) -> None:
+    def add(self, traffic: Traffic) -> None:
         with self._lock:
-            self._shipments.append(shipment)
-            for connection in shipment.connections.values():
+            self._traffics.append(traffic)
+            for connection in traffic.connections.values():
                 self._epoll.register(connection.socket, select.EPOLLIN)
 
-    def retire(self, shipment: Shipment, timeout_s: float) -> None:
-        """Send what is left of a shipment, if that can be done in time, and end it."""
+    def retire(self, traffic: Traffic, timeout_s: float) -> None:
+        """Send what is left of a plan's traffic, if that can be done in time, and end it."""
         with self._lock:
-            if shipment in self._shipments and shipment not in self._closing:
-                self._retiring.setdefault(shipment, time.monotonic() + timeout_s)
+            if traffic in self._traffics and traffic not in self._closing:
+                self._retiring.setdefault(traffic, time.monotonic() + timeout_s)
         self.wake()
 
-    def finish(self, shipment: Shipment | None = None) -> bool:
-        """Wait until all that retires, or one shipment, has been sent. False if a shipment's time was up before."""
-        while shipment in self._retiring if shipment else self._retiring:
+    def finish(self, traffic: Traffic) -> bool:
+        """Wait until what this rank has for other hosts has been sent. False if the time for that was up before."""
+        while (until := self._retiring.get(traffic)) and not traffic.is_sent and time.monotonic() < until:
             time.sleep(_BUSY_S)
-        return shipment is None or shipment.is_whole
+        return traffic.is_sent if traffic in self._retiring else traffic.is_whole
+
+    def finish_all(self, timeout_s: float) -> None:
+        """For the end of a process: until all that retires has ended; a gateway also waits for its followers."""
+        deadline = time.monotonic() + timeout_s
+        while self._retiring and time.monotonic() < deadline:
+            time.sleep(_BUSY_S)
 
     def wait_until_closed(self) -> None:
         """For the end of a process: until peers have ended their side, too."""
@@ -72,8 +78,8 @@ class Proxy:
     def _run(self) -> None:
         while True:
             with self._lock:
-                for shipment in self._shipments:
-                    if shipment not in self._closing and shipment.pump():
+                for traffic in self._traffics:
+                    if traffic not in self._closing and traffic.pump():
                         self._launch_s = 0.0
                 self._end_sent()
                 pause_s = self._pause_s()
@@ -89,30 +95,32 @@ class Proxy:
 
     def _end_sent(self) -> None:
         now = time.monotonic()
-        for shipment in [each for each, until in self._retiring.items() if each.is_sent or until < now]:
-            shipment.is_whole = shipment.is_sent
-            del self._retiring[shipment]
-            self._closing[shipment] = now + _CLOSING_S
-            shipment.leave()
+        over = [each for each, until in self._retiring.items() if each.is_sent or until < now]
+        for traffic in [each for each in over if not each.has_followers]:
+            traffic.is_whole = traffic.is_sent
+            del self._retiring[traffic]
+            self._closing[traffic] = now + _CLOSING_S
+            traffic.leave()
 
     def _pause_s(self) -> float | None:
         """How long the thread may wait for a socket; None: until something happens."""
-        if self._retiring or any(shipment.is_blocked for shipment in self._shipments):
+        followed = [each.has_followers for each in self._retiring]
+        if not all(followed) or any(traffic.is_blocked for traffic in self._traffics):
             return _BUSY_S
-        if time.monotonic() - self._launch_s < _STARTING_S and any(each.announces for each in self._shipments):
+        if time.monotonic() - self._launch_s < _STARTING_S and any(each.announces for each in self._traffics):
             return _LOOK_S
         return _CLOSING_S if self._closing else None
 
     def _receive(self, ready: set[int]) -> None:
-        for shipment in self._shipments:
-            for connection in list(shipment.connections.values()):
+        for traffic in self._traffics:
+            for connection in list(traffic.connections.values()):
                 if connection.socket.fileno() in ready:
-                    shipment.receive(connection)
+                    traffic.receive(connection)
         now = time.monotonic()
-        for shipment in [each for each, deadline in self._closing.items() if not each.connections or deadline < now]:
-            shipment.close()
-            self._shipments.remove(shipment)
-            del self._closing[shipment]
+        for traffic in [each for each, deadline in self._closing.items() if not each.connections or deadline < now]:
+            traffic.close()
+            self._traffics.remove(traffic)
+            del self._closing[traffic]
 
 
 _proxy: Proxy | None = None
@@ -128,12 +136,11 @@ def proxy() -> Proxy:
         return _proxy
 
 
-def finish(wait_until_closed: bool = False) -> None:
-    """Wait until this process has sent what it has for other hosts."""
+def finish(timeout_s: float) -> None:
+    """At the end of a process: send what it has for other hosts, and end in order."""
     if _proxy is not None:
-        _proxy.finish()
-        if wait_until_closed:
-            _proxy.wait_until_closed()
+        _proxy.finish_all(timeout_s)
+        _proxy.wait_until_closed()
 
 
 def _forget() -> None:

@@ -1,127 +1,141 @@
-"""What a plan sends to ranks of other hosts, and gets from them, over its TCP connections.
+"""What a plan sends to ranks of other hosts, and gets from them, over TCP connections.
 
-A message is a header and, for slices, their elements: straight from the outbox, and straight into place where a slice
-is contiguous there. A rank's slices of run e leave when its peer has said that it has begun run e (but for all_reduce,
-docs/protocol.md). Where they arrive, the words change that the stores of a mapped peer would have changed.
+A rank's slices of run e leave when the ranks that they are for have said that they have begun run e (but for
+all_reduce, docs/protocol.md). Where they arrive, the words change that the stores of a mapped peer would have changed.
+A `Shipment` moves the slices of the ranks whose gateway it is on; the others have a `Follower`.
 """
 
 from __future__ import annotations
 
-import collections
-import fcntl
 import socket
-import struct
-import termios
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
+import torch
 
 from ..backends.cpu.pool import native_code
 from . import trace
+from .connection import BYE, LOST, READY, RING, Connection, Lost, Message
+from .flows import Flow, Schedule
 from .transfers import Transfer
 
-_HEADER = struct.Struct("<IIqIIq")  # magic, kind, run, first slice, slices, bytes that follow
-_MAGIC = 0x74786331
-_READY, _BYE = 0, 1  # kinds; the others are those of transfers
-_WAKE_BYTES = 1 << 18  # a wake-up for less than this of a long message costs more than it brings
+_ALWAYS = 1 << 62  # a run that never comes
+_TEXT_BYTES = 4096
 
 
-@dataclass
-class Outgoing:
-    """A transfer as its sender has it. counters: int64 per slice, which programs add to. data: the outbox, in bytes."""
+@dataclass(frozen=True)
+class Box:
+    """A rank's outbox of one transfer. counters: int64 per slice, which programs add to. sent: int64[1], runs that have
+    left. values: the elements.
+    """
 
-    transfer: Transfer
     counters: np.ndarray
-    data: memoryview
-    run: int = 1  #: that is on its way
-    queued: np.ndarray = field(init=False)
-    unsent: int = field(init=False)  #: slices of this run
+    sent: np.ndarray
+    values: torch.Tensor
 
-    def __post_init__(self) -> None:
-        self.needs = _elements_of_slices(self.transfer)
+
+class Outgoing:
+    """A flow at its sender: one outbox, or several of one shape, whose sum travels, made in acc_dtype."""
+
+    def __init__(self, flow: Flow, transfer: Transfer, boxes: list[Box], acc_dtype: torch.dtype) -> None:
+        self.flow = flow
+        self.transfer = transfer
+        self.boxes = boxes
+        self.acc_dtype = acc_dtype
+        self.run = 1  #: that is on its way
+        self.needs = _elements_of_slices(transfer)
         self.queued = np.zeros(len(self.needs), bool)
-        self.unsent = len(self.needs)
+        self.unsent = len(self.needs)  #: slices of this run
+        self._values = boxes[0].values if len(boxes) == 1 else torch.empty_like(boxes[0].values)
+        self._bytes = memoryview(cast(Any, self._values.view(torch.uint8).numpy()))
 
     def ready(self) -> list[tuple[int, int]]:
         """Ranges of slices that are complete and not queued, which are queued by this."""
-        found = (self.counters >= self.run * self.needs) & ~self.queued
-        if not found.any():
+        complete = ~self.queued
+        for box in self.boxes:
+            complete &= box.counters >= self.run * self.needs
+        if not complete.any():
             return []
         native_code().fence()  # what the counters count is read after them
-        self.queued |= found
-        edges = np.flatnonzero(np.diff(found, prepend=False, append=False)).tolist()
+        self.queued |= complete
+        edges = np.flatnonzero(np.diff(complete, prepend=False, append=False)).tolist()
         return list(zip(edges[::2], edges[1::2], strict=True))
 
-    def bytes_of(self, first: int, end: int) -> memoryview:
-        size = self.transfer.slice_elements * self.transfer.item_bytes
-        return self.data[first * size : end * size]
+    def body(self, first: int, end: int) -> memoryview:
+        """What travels of slices. A sum stays valid until all sources have begun another run."""
+        size = self.transfer.slice_elements
+        if len(self.boxes) > 1:
+            rows = slice(first * size, end * size)
+            total = self.boxes[0].values[rows].to(self.acc_dtype)
+            for box in self.boxes[1:]:
+                total += box.values[rows]
+            self._values[rows] = total
+        return self._bytes[first * size * self.transfer.item_bytes : end * size * self.transfer.item_bytes]
 
     def is_sent(self, slices: int) -> bool:
         """Count slices that have left; True, and on to the next run, if these were the last ones."""
         self.unsent -= slices
         if self.unsent:
             return False
+        native_code().fence()  # what has left is read before it may be overwritten
+        for box in self.boxes:
+            box.sent[0] = self.run
         self.run += 1
         self.unsent = len(self.needs)
         self.queued[:] = False
         return True
 
-    @property
-    def has_more(self) -> bool:
-        """Whether a program has stored what has not left."""
-        return bool((self.counters > (self.run - 1) * self.needs).any())
+    def has_more(self, source: int) -> bool:
+        """Whether a program of a source has stored what has not left."""
+        box = self.boxes[self.flow.sources.index(source)]
+        return bool((box.counters > box.sent[0] * self.needs).any())
 
 
-@dataclass
 class Incoming:
-    """A transfer as its receiver has it. target: int or bytes view of the part, with its own strides, the slice
-    dimension first. counter: int64[1], of elements that have arrived.
+    """A flow at its receiver. targets: for each destination an int view of the part, with its own strides, the slice
+    dimension first. counters: for each int64[1], of elements that have arrived.
     """
 
-    transfer: Transfer
-    target: np.ndarray
-    counter: np.ndarray
-    run: int = 1  #: that is arriving
-
-    def __post_init__(self) -> None:
-        self.needs = _elements_of_slices(self.transfer)
+    def __init__(self, transfer: Transfer, targets: list[np.ndarray], counters: list[np.ndarray]) -> None:
+        self.transfer = transfer
+        self.targets = targets
+        self.counters = counters
+        self.run = 1  #: that is arriving
+        self.needs = _elements_of_slices(transfer)
         self.arrived = np.zeros(len(self.needs), bool)
-        self.in_place = self.target.flags.c_contiguous
-        landing = self.target if self.in_place else np.empty(self.target.shape, self.target.dtype)
-        self.landing = landing
-        self.bytes = memoryview(cast(Any, landing.reshape(-1).view(np.uint8)))
+        first = targets[0]
+        self.landing = first if first.flags.c_contiguous else np.empty(first.shape, first.dtype)
+        self.copied = [target for target in targets if target is not self.landing]
+        self.bytes = memoryview(cast(Any, self.landing.reshape(-1).view(np.uint8)))
 
-    def problem(self, run: int, first: int, slices: int, nbytes: int) -> str | None:
-        """What is wrong with a message's header."""
-        if run != self.run:
-            return f"sent slices of run {run} in run {self.run}"
-        if first + slices > len(self.needs) or self.arrived[first : first + slices].any():
-            return (
-                f"sent slices {first} to {first + slices - 1} of {len(self.needs)} in run {run}, or one of them twice"
+    def place(self, message: Message) -> memoryview:
+        """Where slices are to be put. Raises Lost for those that are not expected."""
+        first, end = message.first, message.first + message.slices
+        if message.run != self.run:
+            raise Lost(f"sent slices of run {message.run} in run {self.run}")
+        if not message.slices or end > len(self.needs) or self.arrived[first:end].any():
+            raise Lost(
+                f"sent slices {first} to {end - 1} of {len(self.needs)} in run {message.run}, or one of them twice"
             )
-        if nbytes != len(self.place(first, slices)):
-            return f"sent {nbytes} bytes for slices that have {len(self.place(first, slices))}"
-        return None
-
-    def place(self, first: int, slices: int) -> memoryview:
         size = self.transfer.slice_elements * self.transfer.item_bytes
-        return self.bytes[first * size : (first + slices) * size]
+        return self.bytes[first * size : end * size]
 
     def land(self, first: int, slices: int) -> None:
         """Slices are here: put them in place, then count them."""
-        if not self.in_place:
-            rows = slice(first * self.transfer.slice_size, (first + slices) * self.transfer.slice_size)
-            self.target[rows] = self.landing[rows]
+        rows = slice(first * self.transfer.slice_size, (first + slices) * self.transfer.slice_size)
+        for target in self.copied:
+            target[rows] = self.landing[rows]
         self.arrived[first : first + slices] = True
         elements = int(self.needs[first : first + slices].sum())
         if self.arrived.all():
             self.arrived[:] = False
             self.run += 1
         native_code().fence()  # what is counted is written before it counts
-        self.counter[0] += elements  # nobody else writes it
+        for counter in self.counters:
+            counter[0] += elements  # nobody else writes it
 
 
 def _elements_of_slices(transfer: Transfer) -> np.ndarray:
@@ -131,189 +145,73 @@ def _elements_of_slices(transfer: Transfer) -> np.ndarray:
     return needs
 
 
-class Connection:
-    """A plan's connection to a peer: messages that wait to leave, and the one that is arriving."""
-
-    def __init__(self, peer: int, sock: socket.socket) -> None:
-        self.peer = peer
-        self.socket = sock
-        self.waiting: collections.deque[tuple[list[memoryview], Callable[[], None]]] = collections.deque()
-        self.header = bytearray(_HEADER.size)
-        self.rest = memoryview(self.header)  # of what is arriving
-        self.message: tuple[int, int, int, int, int] | None = None  # its header, once it is here
-        self.since_ns = 0  # when its header was here
-        self.is_leaving = False
-
-    def queue(self, kind: int, run: int, first: int, slices: int, body: memoryview, sent: Callable[[], None]) -> None:
-        header = _HEADER.pack(_MAGIC, kind, run, first, slices, len(body))
-        self.waiting.append(([memoryview(header), body] if len(body) else [memoryview(header)], sent))
-
-    def send(self) -> None:
-        """Send what the socket takes."""
-        while self.waiting:
-            parts, sent = self.waiting[0]
-            try:
-                count = self.socket.sendmsg(parts)
-            except BlockingIOError:
-                return
-            while parts and count >= len(parts[0]):
-                count -= len(parts.pop(0))
-            if parts:
-                parts[0] = parts[0][count:]
-            else:
-                self.waiting.popleft()
-                sent()
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether all that was to be sent has reached the peer's host: a process that ends may take the rest along."""
-        if self.socket.fileno() < 0:  # closed meanwhile
-            return True
-        unacknowledged = fcntl.ioctl(self.socket, termios.TIOCOUTQ, bytes(4))
-        return not self.waiting and not any(unacknowledged)
-
-
-class Shipment:
-    """A plan's traffic with other hosts, moved by the proxy's thread alone.
-
-    outgoing, incoming: by peer and kind of transfer. announced: int64 per rank, runs that this rank's kernels have
-    begun, as the peer is to know. may_store: int64 per rank, runs whose outbox for the peer may be written. announces:
-    whether slices for a peer wait for its word that it has begun.
+@dataclass(frozen=True)
+class Member:
+    """A rank whose slices a shipment moves. announced: int64 per rank, runs that its kernels have begun, as that rank
+    is to know. may_store: int64 per rank, runs whose outbox for that rank may be written.
     """
 
-    def __init__(
-        self,
-        sockets: dict[int, socket.socket],
-        outgoing: dict[tuple[int, int], Outgoing],
-        incoming: dict[tuple[int, int], Incoming],
-        announced: np.ndarray,
-        may_store: np.ndarray,
-        announces: bool,
-    ) -> None:
+    announced: np.ndarray
+    may_store: np.ndarray
+
+    def begin(self, rank: int, far: list[int], flows: Iterable[Flow]) -> None:
+        """Before the first run: every outbox may be written once, and always where nothing is sent."""
+        self.may_store[far] = _ALWAYS
+        for flow in flows:
+            if rank in flow.sources:
+                self.may_store[list(flow.destinations)] = 1
+
+
+class _Traffic:
+    """What shipments and followers share: connections that end. All is called by the proxy's thread alone."""
+
+    def __init__(self, sockets: dict[int, socket.socket], announces: bool) -> None:
         self.connections = {peer: Connection(peer, sock) for peer, sock in sockets.items()}
-        self.incoming = incoming
-        self.announced = announced
-        self.may_store = may_store
-        self.announces = announces
+        self.announces = announces  #: whether slices for a rank wait for its word that it has begun
         self.is_whole = True  #: False if it ended before all that it had was sent
-        self.lost: dict[int, str] = {}  #: peers that send nothing more, and why
-        self._said = dict.fromkeys(sockets, 0)
-        self._begun = dict.fromkeys(sockets, 0)
-        self._outgoing = {
-            peer: [(kind, each) for (to, kind), each in outgoing.items() if to == peer and len(each.needs)]
-            for peer in sockets
-        }
-        for peer, transfers in self._outgoing.items():
-            may_store[peer] = 1 if transfers else 1 << 62
-
-    def pump(self) -> bool:
-        """Queue what programs have completed since, and send. True if a run has begun."""
-        begins = False
-        for peer, connection in list(self.connections.items()):
-            if (begun := int(self.announced[peer])) > self._said[peer]:
-                self._said[peer] = begun
-                begins = True
-                connection.queue(_READY, begun, 0, 0, memoryview(b""), _nothing)
-            for kind, transfer in self._outgoing[peer]:
-                if not self.announces or self._begun[peer] >= transfer.run:
-                    for first, end in transfer.ready():
-                        sent = self._when_sent(peer, transfer, first, end - first)
-                        connection.queue(kind, transfer.run, first, end - first, transfer.bytes_of(first, end), sent)
-            if connection.waiting:
-                self._guarded(connection, connection.send)
-        return begins
-
-    def _when_sent(self, peer: int, transfer: Outgoing, first: int, slices: int) -> Callable[[], None]:
-        run, queued_ns, nbytes = transfer.run, time.monotonic_ns(), len(transfer.bytes_of(first, first + slices))
-
-        def sent() -> None:
-            if recorded := trace.current():
-                recorded.message("send", queued_ns, peer=peer, run=run, first=first, slices=slices, bytes=nbytes)
-            if transfer.is_sent(slices):
-                native_code().fence()  # what has left is read before it may be overwritten
-                self.may_store[peer] = transfer.run
-
-        return sent
+        self.lost: dict[int, str] = {}  #: ranks of other hosts that send nothing more, and why
 
     def receive(self, connection: Connection) -> None:
-        """Take what has arrived from a peer."""
-        self._guarded(connection, lambda: self._receive(connection))
+        """Take what has arrived."""
+        self._guarded(connection, lambda: connection.receive(self))
 
-    def _receive(self, connection: Connection) -> None:
-        while connection.peer in self.connections:
-            try:
-                count = connection.socket.recv_into(connection.rest)
-            except BlockingIOError:
-                return
-            if not count:
-                self._lose(connection, "has closed its connection")
-                return
-            connection.rest = connection.rest[count:]
-            if not len(connection.rest):
-                self._next(connection)
-            elif connection.message:
-                lowest = min(len(connection.rest), _WAKE_BYTES)
-                connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, lowest)
-                return
+    def place(self, connection: Connection, message: Message) -> memoryview:
+        """Of a message that is not about a flow."""
+        if message.about not in (READY, BYE, LOST, RING):
+            raise Lost(f"sent what is not a message (about {message.about})")
+        if message.nbytes > _TEXT_BYTES:
+            raise Lost(f"sent a text of {message.nbytes} bytes; at most {_TEXT_BYTES} are one")
+        self._text = bytearray(message.nbytes)
+        return memoryview(self._text)
 
-    def _next(self, connection: Connection) -> None:
-        """A header is here, or the body that it announced."""
-        if connection.message is None:
-            magic, kind, run, first, slices, nbytes = _HEADER.unpack(connection.header)
-            transfer = self.incoming.get((connection.peer, kind))
-            if magic != _MAGIC or (kind not in (_READY, _BYE) and transfer is None):
-                self._lose(connection, f"sent what is not a message (magic {magic:#x}, kind {kind})")
-            elif kind == _READY:
-                self._begun[connection.peer] = run
-            elif kind == _BYE:
-                connection.is_leaving = True
-            elif transfer is not None:
-                if problem := transfer.problem(run, first, slices, nbytes):
-                    self._lose(connection, problem)
-                    return
-                connection.message = (kind, run, first, slices, nbytes)
-                connection.rest = transfer.place(first, slices)
-                connection.since_ns = time.monotonic_ns()
-                return
-        else:
-            kind, run, first, slices, nbytes = connection.message
-            self.incoming[connection.peer, kind].land(first, slices)
-            if recorded := trace.current():
-                about = {"run": run, "first": first, "slices": slices, "bytes": nbytes}
-                recorded.message("arrive", connection.since_ns, peer=connection.peer, **about)
-            connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-        connection.message = None
-        connection.rest = memoryview(connection.header)
+    def arrived(self, connection: Connection, message: Message) -> None:
+        raise NotImplementedError
 
     def _guarded(self, connection: Connection, action: Callable[[], None]) -> None:
         try:
             action()
+        except Lost as error:
+            self._lose(connection, str(error))
         except OSError as error:
             self._lose(connection, f"cannot be reached any more ({error})")
 
     def _lose(self, connection: Connection, reason: str) -> None:
-        self.lost[connection.peer] = "has left the plan" if connection.is_leaving else reason
-        del self.connections[connection.peer]
-        connection.socket.close()
+        if self.connections.pop(connection.peer, None):
+            connection.socket.close()
+            self._is_lost(connection.peer, "has left the plan" if connection.is_leaving else reason)
+
+    def _is_lost(self, peer: int, reason: str) -> None:
+        raise NotImplementedError
 
     @property
     def is_blocked(self) -> bool:
         """Whether a connection has not taken all that waits for it."""
-        return any(each.waiting for each in self.connections.values())
-
-    @property
-    def is_sent(self) -> bool:
-        """Whether everything that programs have stored for peers that are still there has reached their hosts."""
-        return not any(
-            not self.connections[peer].is_empty or any(transfer.has_more for _, transfer in transfers)
-            for peer, transfers in list(self._outgoing.items())
-            if peer in self.connections
-        )
+        return any(each.waiting for each in list(self.connections.values()))
 
     def leave(self) -> None:
         """Say that nothing more comes; what peers say is still read, so that nothing on its way to them is lost."""
         for connection in list(self.connections.values()):
-            connection.queue(_BYE, 0, 0, 0, memoryview(b""), _nothing)
+            connection.queue(Message(BYE))
             self._guarded(connection, connection.send)
             self._guarded(connection, lambda each=connection: each.socket.shutdown(socket.SHUT_WR))  # type: ignore[misc]
 
@@ -322,5 +220,189 @@ class Shipment:
             self._lose(connection, "was closed here")
 
 
-def _nothing() -> None:
-    """For messages whose sender need not know when they have left."""
+class Shipment(_Traffic):
+    """The traffic of the ranks that a gateway serves: itself, and the followers that it has connections with.
+
+    outgoing, incoming: by the number of the flow. members: by rank.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        schedule: Schedule,
+        sockets: dict[int, socket.socket],
+        outgoing: dict[int, Outgoing],
+        incoming: dict[int, Incoming],
+        members: dict[int, Member],
+        announces: bool,
+    ) -> None:
+        super().__init__(sockets, announces)
+        self.rank = rank
+        self.outgoing = outgoing
+        self.incoming = incoming
+        self.members = members
+        self._behind = {
+            peer: [other for other in schedule.served(peer) if other not in members]
+            for peer in sockets
+            if peer not in members
+        }
+        gateway_of = schedule.gateways
+        self._outgoing: dict[int, list[tuple[int, Outgoing]]] = {peer: [] for peer in self._behind}
+        for number, each in outgoing.items():
+            self._outgoing[gateway_of[each.flow.destinations[0]]].append((number, each))
+        self._said = {(rank, peer): 0 for rank in members for peer in self._behind}
+        self._begun = {rank: 0 for ranks in self._behind.values() for rank in ranks}
+
+    @property
+    def has_followers(self) -> bool:
+        return any(peer in self.members for peer in list(self.connections))
+
+    def pump(self) -> bool:
+        """Queue what programs have completed since, and send. True if a run has begun."""
+        begins = False
+        for peer, connection in list(self.connections.items()):
+            if peer in self._behind:
+                begins |= self._announce(peer, connection)
+                for number, each in self._outgoing[peer]:
+                    self._queue_ready(connection, number, each)
+            if connection.waiting:
+                self._guarded(connection, connection.send)
+        return begins
+
+    def _announce(self, peer: int, connection: Connection) -> bool:
+        begins = False
+        for rank, member in self.members.items():
+            if (run := int(member.announced[peer])) > self._said[rank, peer]:
+                self._said[rank, peer] = run
+                connection.queue(Message(READY, run, rank))
+                begins = True
+        return begins
+
+    def _queue_ready(self, connection: Connection, number: int, each: Outgoing) -> None:
+        if self.announces and any(self._begun[rank] < each.run for rank in each.flow.destinations):
+            return
+        for first, end in each.ready():
+            body = each.body(first, end)
+            sent = self._when_sent(each, first, end - first, len(body))
+            connection.queue(Message(number, each.run, first, end - first), body, sent)
+
+    def _when_sent(self, each: Outgoing, first: int, slices: int, nbytes: int) -> Callable[[], None]:
+        run, queued_ns, flow = each.run, time.monotonic_ns(), each.flow
+
+        def sent() -> None:
+            if recorded := trace.current():
+                about = {"peer": flow.destinations[0], "run": run, "first": first, "slices": slices, "bytes": nbytes}
+                recorded.message("send", queued_ns, **about)
+            if each.is_sent(slices):
+                for source in flow.sources:
+                    self.members[source].may_store[list(flow.destinations)] = each.run
+
+        return sent
+
+    def place(self, connection: Connection, message: Message) -> memoryview:
+        if message.about < 0:
+            return super().place(connection, message)
+        each = self.incoming.get(message.about)
+        if each is None or connection.peer not in self._behind:
+            raise Lost(f"sent slices of flow {message.about}, which is not one for here")
+        return each.place(message)
+
+    def arrived(self, connection: Connection, message: Message) -> None:
+        if message.about == READY:
+            self._begun[message.first] = message.run
+        elif message.about == BYE:
+            connection.is_leaving = True
+        elif message.about == LOST:
+            self._are_lost([message.first], self._text.decode(errors="replace"))
+        elif message.about >= 0:
+            self.incoming[message.about].land(message.first, message.slices)
+            if recorded := trace.current():
+                _, run, first, slices, nbytes = message
+                about = {"peer": connection.peer, "run": run, "first": first, "slices": slices, "bytes": nbytes}
+                recorded.message("arrive", connection.since_ns, **about)
+
+    def _is_lost(self, peer: int, reason: str) -> None:
+        if peer in self._behind:
+            self._are_lost(self._behind[peer], reason)
+        else:  # a follower: other hosts are to know
+            self._tell(self._behind, peer, reason if reason == "has left the plan" else "its process has ended")
+
+    def _are_lost(self, ranks: list[int], reason: str) -> None:
+        for rank in ranks:
+            if rank not in self.lost:
+                self.lost[rank] = reason
+                self._tell(self.members, rank, reason)
+
+    def _tell(self, peers: Iterable[int], rank: int, reason: str) -> None:
+        for peer in peers:
+            if connection := self.connections.get(peer):
+                connection.queue(Message(LOST, first=rank), reason.encode()[:_TEXT_BYTES])
+                self._guarded(connection, connection.send)
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether what this rank's programs have stored for ranks that are still there has reached their hosts."""
+        return not any(
+            not self.connections[peer].is_empty or any(self._has_more(each) for _, each in flows)
+            for peer, flows in self._outgoing.items()
+            if peer in self.connections
+        )
+
+    def _has_more(self, each: Outgoing) -> bool:
+        return self.rank in each.flow.sources and each.has_more(self.rank)
+
+
+class Follower(_Traffic):
+    """A rank whose slices its gateway moves: it rings there when there is something to move.
+
+    flows: what leaves from this rank.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        schedule: Schedule,
+        sockets: dict[int, socket.socket],
+        flows: list[Outgoing],
+        member: Member,
+        announces: bool,
+    ) -> None:
+        super().__init__(sockets, announces)
+        self._rank = rank
+        self._far = schedule.far(rank)
+        self._flows = flows
+        self._member = member
+        self._rung = 0
+        self._begun = 0
+
+    has_followers = False
+
+    def pump(self) -> bool:
+        """Ring if there is something new. True if a run has begun."""
+        begun = int(self._member.announced[self._far[0]])
+        begins, self._begun = begun > self._begun, begun
+        stored = sum(int(each.boxes[0].counters.sum()) for each in self._flows) + begun
+        for connection in list(self.connections.values()):
+            if stored != self._rung:
+                connection.queue(Message(RING))
+            if connection.waiting:
+                self._guarded(connection, connection.send)
+        self._rung = stored
+        return begins
+
+    def arrived(self, connection: Connection, message: Message) -> None:
+        if message.about == BYE:
+            connection.is_leaving = True
+        elif message.about == LOST:
+            self.lost.setdefault(message.first, self._text.decode(errors="replace"))
+
+    def _is_lost(self, peer: int, reason: str) -> None:
+        for rank in self._far:
+            self.lost.setdefault(rank, f"rank {peer}, through which it is reached, {reason}")
+
+    @property
+    def is_sent(self) -> bool:
+        return not self.connections or not any(each.has_more(self._rank) for each in self._flows)
+
+
+Traffic = Shipment | Follower

@@ -129,7 +129,8 @@ def outgoing(
 
 @dataclass(frozen=True)
 class Outbox:
-    """A rank's outbox: for each peer, and each kind of transfer, the counters of its slices and its elements.
+    """A rank's outbox: for each peer, and each kind of transfer, the counters of its slices, a word that counts runs
+    that have left, and its elements.
 
     transfers: (peer, kind) -> transfer. places: likewise, the offsets of the counters and of the elements in bytes.
     """
@@ -207,7 +208,7 @@ class Outbox:
         places, offset = {}, _align(where.world * 8)
         for key, transfer in transfers.items():
             counters = offset
-            offset = _align(counters + transfer.slices * 8)
+            offset = _align(counters + (transfer.slices + 1) * 8)
             places[key] = (counters, offset)
             offset = _align(offset + transfer.elements * transfer.item_bytes)
         return Outbox(transfers, places, offset, spec.reduces)

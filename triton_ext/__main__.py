@@ -1,0 +1,5 @@
+"""python -m triton_ext, and so torchrun -m triton_ext."""
+
+from .cli import app
+
+app()
