@@ -4,7 +4,7 @@ from collections import Counter
 from itertools import permutations, product
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triton_ext.planner.parallel.metis.groups import compositions, count_ordered, fused, group_vectors, orders, sizes
@@ -26,6 +26,7 @@ def test_published_numbers(devices):
         assert len(each.vectors) == len(set(each.vectors)) <= each.arrangements
 
 
+@settings(deadline=None)
 @given(st.integers(1, 40), st.integers(1, 10), st.sampled_from([0.0, 0.5, 1.0, 1.7]), st.integers(1, 8))
 def test_vectors_sum_to_the_devices_and_the_counts_add_up(devices, stages, variance, limit):
     found = group_vectors(devices, stages, variance, limit)
@@ -38,6 +39,7 @@ def test_vectors_sum_to_the_devices_and_the_counts_add_up(devices, stages, varia
     assert found.pruned_by_order >= 0 and found.pruned_by_size >= 0
 
 
+@settings(deadline=None)
 @given(st.integers(1, 14), st.integers(1, 4))
 def test_nothing_pruned_is_everything(devices, stages):
     found = group_vectors(devices, stages, 0.0, stages)
@@ -62,6 +64,7 @@ def test_the_published_example_of_fusing():
     assert fused((1,) * 8, 6) == [(1, 1)] * 4
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=6))
 def test_every_distinct_order_once(parts):
     blocks = [(part,) for part in parts]

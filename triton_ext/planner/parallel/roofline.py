@@ -4,7 +4,8 @@ whichever is longer.
 Where the model has measured points, on this or another device type, the roofline only scales them: by the ratio of its
 two predictions. So kernels' efficiency, communication inside tensor parallelism and everything else the roofline leaves
 out is taken over from the measured point; one of the same degree is preferred. Without any measured point,
-`UNMEASURED_EFFICIENCY` of the roofline is assumed. Every point made here has the source "modelled".
+`UNMEASURED_EFFICIENCY` of the roofline is assumed, at the peak that the device type gives: for 16-bit numbers in the
+presets, which float32 training without matrix units misses by far. Every point made here has the source "modelled".
 
 Work of a layer for one sample, forward and backward, with P parameters, s tokens and h hidden features:
 6 P s floating-point operations for products with parameters and 12 s^2 h for attention (Narayanan et al., SC 2021,

@@ -41,6 +41,8 @@ def balance(layer_cost: Floats, capacity: Floats, memory_ratio: MemoryRatio) -> 
     made again, up to 3 attempts.
     """
     stages, plans = capacity.shape
+    if not layer_cost.any():  # layers that take no time are equal
+        layer_cost = np.ones_like(layer_cost)
     parts = np.concatenate(([0.0], np.cumsum(np.repeat(layer_cost / layer_cost.sum() / PARTS, PARTS))))
     parts[-1] = 1.0
     edges = np.empty((stages + 1, plans), np.int64)
