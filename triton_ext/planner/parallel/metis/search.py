@@ -266,9 +266,10 @@ class _Search:
         raise AssertionError("a configuration is valid, so there is a profile")
 
     def _reject(self, codes: Ints) -> None:
-        for code, count in zip(*np.unique(codes, return_counts=True), strict=True):
-            rejection = self._tables.rejections[int(code) - 1]
-            self._counts.reject(rejection.code, int(count), rejection.reason)
+        counts = np.bincount(codes)
+        for code in np.flatnonzero(counts).tolist():
+            rejection = self._tables.rejections[code - 1]
+            self._counts.reject(rejection.code, int(counts[code]), rejection.reason)
 
     def _reject_memory(self, stages: int, batches: Ints, balanced: Balanced) -> None:
         failed = np.flatnonzero(balanced.attempts == 0)
@@ -319,8 +320,10 @@ class _Search:
             if same not in seen:
                 seen.add(same)
                 plans.append(evaluator.cost(plan))
+                if len(plans) == self._settings.keep:
+                    break
         plans.sort(key=lambda costed: costed.cost.total_ms)
-        return tuple(plans[: self._settings.keep])
+        return tuple(plans)
 
     def _plan(self, candidate: _Candidate) -> ParallelPlan:
         _, _, number, batches, groups, degrees, edges = candidate
