@@ -167,11 +167,11 @@ def _kept(objective: Objective, labels: _Labels, limits: Limits) -> Ints:
     order = np.lexsort((*labels.rows[::-1], total, key, labels.begin))
     begin, key = labels.begin[order], key[order]
     edges = np.flatnonzero(np.concatenate(([True], (begin[1:] != begin[:-1]) | (key[1:] != key[:-1]))))
-    kept = []
-    for a, b in zip(edges, [*edges[1:], len(order)], strict=True):
-        part = order[a:b]
-        kept.append(part[: limits.beam] if limits.beam else part[_best(labels.rows[:, part])])
-    return np.concatenate(kept)
+    sizes = np.diff([*edges, len(order)])
+    if limits.beam:
+        return np.asarray(order[np.arange(len(order)) - np.repeat(edges, sizes) < limits.beam])
+    parts = [order[a : a + size] for a, size in zip(edges, sizes, strict=True)]
+    return np.concatenate([part[_best(labels.rows[:, part])] for part in parts])
 
 
 def _best(rows: Floats) -> Ints:

@@ -127,10 +127,19 @@ class Options:
     rejected: dict[str, int] = field(default_factory=dict)
 
 
+KindKey = tuple[int, frozenset[tuple[str, int, int]]]  # dp, and the points of the replicas
+
+
 def options(
-    cluster: Cluster, found: Sequence[Group], tables: LayerTables, splits: Splits, samples: int
+    cluster: Cluster,
+    found: Sequence[Group],
+    tables: LayerTables,
+    splits: Splits,
+    samples: int,
+    known: dict[KindKey, list[Floats]],
 ) -> Options | dict[str, int]:
-    """The options for micro-batches of so many samples; or, where there are none, groups counted by reason."""
+    """The options for micro-batches of so many samples; or, where there are none, groups counted by reason. `known`
+    keeps what is computed for a kind of group, for other orders of the same devices."""
     usable: list[tuple[int, Group, tuple[int, ...]]] = []
     rejected: dict[str, int] = {}
     for index, group in enumerate(found):
@@ -141,12 +150,15 @@ def options(
             usable.append((index, group, shares))
     if not usable:
         return rejected
-    kinds: dict[tuple[int, frozenset[tuple[str, int, int]]], int] = {}
+    kinds: dict[KindKey, int] = {}
     kind = []
     for _, group, shares in usable:
         keys = frozenset((name, group.tp, share) for name, share in zip(group.types, shares, strict=True))
         kind.append(kinds.setdefault((group.dp, keys), len(kinds)))
-    columns = [_kind(cluster, tables, dp, sorted(keys)) for dp, keys in kinds]
+    for key in kinds:
+        if key not in known:
+            known[key] = _kind(cluster, tables, key[0], sorted(key[1]))
+    columns = [known[key] for key in kinds]
     stacked = [np.array(column) for column in zip(*columns, strict=True)]
     return Options(
         tuple(group for _, group, _ in usable),
@@ -159,8 +171,8 @@ def options(
         np.array(kind),
         np.array([max(shares) for *_, shares in usable]),
         np.array([min(shares) == max(shares) for *_, shares in usable]),
-        *stacked,
-        rejected=rejected,  # type: ignore[misc]
+        *stacked,  # type: ignore[arg-type]
+        rejected=rejected,
     )
 
 

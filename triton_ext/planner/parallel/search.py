@@ -25,9 +25,9 @@ from ...errors import PlanningError
 from ..cluster import Cluster
 from . import labels, space
 from .cost import Estimate, estimate
-from .layer_tables import LayerTables
+from .layer_tables import Floats, LayerTables
 from .objectives import Objective, Pipeline, Prefixes
-from .options import Choice, Network, Options, choices, network, options
+from .options import Choice, KindKey, Network, Options, choices, network, options
 from .plan import SCHEDULES, ParallelPlan, Settings
 from .profiles import Profiles
 from .result import Cost, CostedPlan, Rejected, SearchResult
@@ -112,8 +112,7 @@ class _Task:
 @dataclass
 class _Outcome:
     bound_s: float = 0.0  # of the choice; inf: nothing is left below best_s
-    plans: list[tuple[float, ParallelPlan]] = field(default_factory=list)
-    priced: int = 0
+    plans: dict[ParallelPlan, Estimate] = field(default_factory=dict)
     rejected: dict[str, int] = field(default_factory=dict)
     in_time: bool = True
 
@@ -129,6 +128,7 @@ class _Worker:
         self.devices = len(cluster.devices)
         self._tables: dict[Settings, tuple[LayerTables, space.Splits]] = {}
         self._networks: dict[int, tuple[list[space.Group], Network]] = {}
+        self._kinds: dict[Settings, dict[KindKey, list[Floats]]] = {}
         self._options: dict[Choice, tuple[Options, Prefixes] | dict[str, int]] = {}
 
     @property
@@ -163,7 +163,8 @@ class _Worker:
             self._networks[choice.order] = (found, network(self.cluster, order, found))
         tables, splits = self.tables(choice.settings)
         found = self._networks[choice.order][0]
-        made = options(self.cluster, found, tables, splits, self.batch // choice.microbatches)
+        known = self._kinds.setdefault(choice.settings, {})
+        made = options(self.cluster, found, tables, splits, self.batch // choice.microbatches, known)
         if isinstance(made, dict):
             return made
         return made, Prefixes(made, self.devices, self.layers, self.settings.allow_unused)
@@ -203,16 +204,14 @@ class _Worker:
             found = self._search(task, made, prefixes, optimistic=False, beam=_BEAM)
         except labels.OutOfTime:
             return _Outcome(in_time=False)
-        return self._priced(task, made, found[:_PRICED])
+        return _Outcome(plans=self._priced(task, made, found[:_PRICED]))
 
     def _labels(self, task: _Task, made: Options, prefixes: Prefixes) -> _Outcome:
         try:
             found = self._search(task, made, prefixes, optimistic=True)
         except labels.OutOfTime:
             return _Outcome(in_time=False)
-        outcome = self._priced(task, made, found[:1])
-        outcome.bound_s = found[0].total_s if found else math.inf
-        return outcome
+        return _Outcome(found[0].total_s if found else math.inf, self._priced(task, made, found[:1]))
 
     def _price(self, task: _Task, made: Options, prefixes: Prefixes) -> _Outcome:
         try:
@@ -228,30 +227,21 @@ class _Worker:
                 outcome.bound_s, outcome.in_time = candidate.total_s, False
                 break
             priced = self._priced(task, made, [candidate])
-            outcome.plans += priced.plans
-            outcome.priced += priced.priced
-            best_s = min([best_s, *(cost for cost, _ in priced.plans)])
-        outcome.plans = sorted(outcome.plans, key=_by_cost)[: self.settings.plans]
+            outcome.plans |= priced
+            best_s = min([best_s, *(cost.step_time_s for cost in priced.values())])
         return outcome
 
-    def _priced(self, task: _Task, made: Options, found: Sequence[labels.Found]) -> _Outcome:
-        outcome = _Outcome()
+    def _priced(self, task: _Task, made: Options, found: Sequence[labels.Found]) -> dict[ParallelPlan, Estimate]:
+        priced = {}
         for candidate in found:
             stages = [(made.groups[o], made.samples[o], a, b) for o, a, b in candidate.stages]
             choice = task.choice
             plan = space.plan(stages, choice.microbatches, self.batch, self.settings.schedule, choice.settings)
-            cost = self.estimate(plan)
-            outcome.priced += 1
-            # The bound holds for the simulated step; an extrapolated one may be a little below.
-            outcome.plans.append((cost.step_time_s, plan))
-        return outcome
+            priced[plan] = self.estimate(plan)
+        return priced
 
     def estimate(self, plan: ParallelPlan) -> Estimate:
         return estimate(plan, self.cluster, self.profiles, self.tables(plan.settings)[0])
-
-
-def _by_cost(entry: tuple[float, ParallelPlan]) -> tuple[float, str]:
-    return entry[0], repr(entry[1])  # ties: whatever the order in which they were found
 
 
 _worker: _Worker | None = None
@@ -284,8 +274,7 @@ class _Search:
         self._arguments = (profiles, cluster, global_batch, settings)
         self._local = _Worker(*self._arguments)
         self._settings, self._report, self._batch = settings, progress, global_batch
-        self._plans: dict[ParallelPlan, float] = {}
-        self._priced = 0
+        self._plans: dict[ParallelPlan, Estimate] = {}
         self._rejected: dict[str, int] = {}
         self._pruned: dict[str, int] = {}
         self._complete = True
@@ -293,13 +282,13 @@ class _Search:
 
     @property
     def _best_s(self) -> float:
-        return min(self._plans.values(), default=math.inf)
+        return min((cost.step_time_s for cost in self._plans.values()), default=math.inf)
 
     def run(self) -> SearchResult:
         for plan in self._settings.seeds:
             cost = self._local.estimate(plan)
             if not cost.over_memory(self._local.cluster):
-                self._plans[plan] = cost.step_time_s
+                self._plans[plan] = cost
         with self._workers():
             bounds = self._steps()
         return self._result(min(bounds.values(), default=math.inf))
@@ -348,34 +337,33 @@ class _Search:
             for choice, outcome in zip(now, outcomes, strict=True):
                 self._take(outcome)
                 if step == "price":
-                    limit = max(0, limit - outcome.priced)
+                    limit = max(0, limit - len(outcome.plans))
                 yield choice, outcome
             self._report(Progress(step, total - len(waiting), total, self._best_s * 1e3))
 
     def _take(self, outcome: _Outcome) -> None:
-        for cost, plan in outcome.plans:
-            self._plans[plan] = cost
-        self._priced += outcome.priced
+        self._plans |= outcome.plans
         self._complete = self._complete and outcome.in_time
         for code, count in outcome.rejected.items():
             self._rejected[code] = self._rejected.get(code, 0) + count
 
     def _result(self, bound_s: float) -> SearchResult:
-        best = sorted(((cost, plan) for plan, cost in self._plans.items()), key=_by_cost)[: self._settings.plans]
-        costed = tuple(self._costed(plan) for _, plan in best)
+        # Ties: whatever the order in which they were found.
+        ranked = sorted(self._plans.items(), key=lambda entry: (entry[1].step_time_s, repr(entry[0])))
+        best = tuple(self._costed(plan, cost) for plan, cost in ranked[: self._settings.plans])
         return SearchResult(
             algorithm="ours",
-            plans=costed,
-            costed=self._priced,
+            plans=best,
+            costed=len(self._plans),
             rejected=tuple(Rejected(code, count, _REASONS[code]) for code, count in sorted(self._rejected.items())),
             pruned={f"choices without {step}": count for step, count in self._pruned.items() if count},
             elapsed_s=time.monotonic() - self._started,
             complete=self._complete,
-            lower_bound_ms=min(bound_s, self._best_s) * 1e3 if costed else None,
+            lower_bound_ms=min(bound_s, self._best_s) * 1e3 if best else None,
         )
 
-    def _costed(self, plan: ParallelPlan) -> CostedPlan:
-        return costed(plan, self._local.cluster, self._local.tables(plan.settings)[0])
+    def _costed(self, plan: ParallelPlan, cost: Estimate) -> CostedPlan:
+        return costed(plan, cost, self._local.cluster, self._local.tables(plan.settings)[0])
 
 
 _REASONS = {
@@ -385,9 +373,8 @@ _REASONS = {
 }
 
 
-def costed(plan: ParallelPlan, cluster: Cluster, tables: LayerTables) -> CostedPlan:
+def costed(plan: ParallelPlan, cost: Estimate, cluster: Cluster, tables: LayerTables) -> CostedPlan:
     """A plan with our cost. `tables` are of its settings."""
-    cost = estimate(plan, cluster, tables.profiles, tables)
     sources: dict[str, set[str]] = {"modelled": set(), "interpolated": set(), "measured": set()}
     stage_ms, memory = [], []
     for stage in plan.stages:

@@ -105,6 +105,11 @@ class Splits:
     def _shares(self, counts: Sequence[tuple[str, int]], tp: int, samples: int, dp: int) -> dict[str, list[int]] | str:
         if samples < dp:
             return "fewer samples than replicas"
+        if len(counts) == 1:
+            (name, _), (share, more) = counts[0], divmod(samples, dp)
+            values = [share + 1] * more + [share] * (dp - more)
+            known = all(self._time_s(name, tp, value, dp) is not None for value in set(values))
+            return {name: values} if known else "no profile"
         queue: list[tuple[float, str, int, int]] = []
         shares = {name: [1] * count for name, count in counts}
         for name, count in counts:
