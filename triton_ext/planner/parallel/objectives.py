@@ -54,18 +54,19 @@ class Prefixes:
         )
         for table in (self.slowest_s, self.sum_s, self.forward_s):
             table[: devices + 1 if allow_unused else 1, 0] = 0.0
-        both = options.least_forward_s + options.least_backward_s
+        tables = options.kinds.tables
+        both = tables.least_forward_s + tables.least_backward_s
         for last in range(1, devices + 1):
             chosen = np.flatnonzero(options.last == last)
             # Groups of equal cost behind equal devices are common.
             pairs = np.unique(np.stack([options.first[chosen], options.kind[chosen]]), axis=1) if len(chosen) else None
             if pairs is not None:
                 first, kind = pairs
-                slowest = np.maximum(self.slowest_s[first][:, :, None], options.slowest_s[kind])
+                slowest = np.maximum(self.slowest_s[first][:, :, None], tables.slowest_s[kind])
                 self.slowest_s[last] = np.minimum(self.slowest_s[last], slowest.min(axis=(0, 1)))
                 total = self.sum_s[first][:, :, None] + both[kind]
                 self.sum_s[last] = np.minimum(self.sum_s[last], total.min(axis=(0, 1)))
-                forward = self.forward_s[first][:, :, None] + options.least_forward_s[kind]
+                forward = self.forward_s[first][:, :, None] + tables.least_forward_s[kind]
                 self.forward_s[last] = np.minimum(self.forward_s[last], forward.min(axis=(0, 1)))
             if allow_unused:
                 for table in (self.slowest_s, self.sum_s, self.forward_s):
@@ -103,7 +104,7 @@ class Pipeline:
         shard_parameters: bool,
         optimistic: bool,
     ) -> None:
-        self._o, self._n, self._prefixes = options, network, prefixes
+        self._o, self._t, self._n, self._prefixes = options, options.kinds.tables, network, prefixes
         self._bytes = np.array([0, *sample_bytes], dtype=float)  # by the layer that a cut is before
         self._batches, self._samples, self._gpipe = microbatches, samples, schedule == "gpipe"
         self._sharded, self._optimistic = shard_parameters, optimistic
@@ -116,21 +117,21 @@ class Pipeline:
     def possible(self, option: Ints, begin: Ints, end: Ints, stages: int, best_s: float) -> Masks:
         kind = self._o.kind[option]
         flights = self._batches if self._gpipe else min(stages, self._batches)
-        fits = self._o.flights[kind, begin, end] >= flights
-        return np.asarray(fits & (self._batches * self._o.slowest_s[kind, begin, end] < best_s))
+        fits = self._t.flights[kind, begin, end] >= flights
+        return np.asarray(fits & (self._batches * self._t.slowest_s[kind, begin, end] < best_s))
 
     def extended(self, rows: Floats, option: Ints, begin: Ints, end: Ints, stages: int, after: Ints) -> Floats:
-        o, batches = self._o, self._batches
-        at = (o.kind[option], begin, end)
-        x, xf = o.slowest_s[at], o.slowest_forward_s[at]
+        t, batches = self._t, self._batches
+        at = (self._o.kind[option], begin, end)
+        x, xf = t.slowest_s[at], t.slowest_forward_s[at]
         f, b = (
-            (o.least_forward_s[at], o.least_backward_s[at])
+            (t.least_forward_s[at], t.least_backward_s[at])
             if self._optimistic
-            else (o.most_forward_s[at], o.most_backward_s[at])
+            else (t.most_forward_s[at], t.most_backward_s[at])
         )
-        shard = o.shard_bytes[at]
+        shard = t.shard_bytes[at]
         ring = self._ring_s_per_byte[option] * shard + self._ring_s[option]
-        end_s = o.optimizer_s[at]
+        end_s = t.optimizer_s[at]
         if self._sharded:  # a gather with each forward; a gather and a scatter with each backward
             x, xf, f, b = x + 3 * ring, xf + ring, f + ring, b + 2 * ring
         else:
@@ -170,7 +171,8 @@ class Pipeline:
         bound = np.maximum(self._batches * slowest, rows[2] + self._prefixes.forward_s[first, begin])
         # A stage in front whose forward is at most half of its time (or its backward) spares at most half.
         halves = 1.0 if self._gpipe else 0.5
-        trip = rows[0] + total + (self._batches - 1) * halves * slowest
+        with np.errstate(invalid="ignore"):  # 0 * inf, for one micro-batch
+            trip = rows[0] + total + (self._batches - 1) * halves * slowest
         return np.where(begin > 0, np.maximum(np.maximum(bound, trip), rows[1] + total), rows[2])
 
     def _boundary(self, left: Ints, right: Ints, sample_bytes: Floats) -> tuple[Floats, Floats]:

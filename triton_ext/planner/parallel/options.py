@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..cluster import Cluster
 from .layer_tables import Floats, LayerTables
 from .plan import Settings
-from .space import Group, Order, Splits, divisors
+from .space import Group, Order, Splits, divisors, shared
 
 Ints = NDArray[np.int64]
 Masks = NDArray[np.bool_]
@@ -96,25 +96,11 @@ def network(cluster: Cluster, order: Order, found: Sequence[Group]) -> Network:
 
 
 @dataclass(frozen=True, eq=False)
-class Options:
-    """The groups that can compute a micro-batch under a choice.
+class KindTables:
+    """By kind of group and layers [begin, end), each (kinds, L + 1, L + 1); times are inf where no micro-batch fits into
+    a device's memory: the least and the most of all replicas; slowest: of the replica that takes longest for both.
+    flights: the micro-batches in flight that fit."""
 
-    By group: first, last, tp, dp, kind (an index into the tables), samples (of each replica), least and most (samples
-    of a replica), even (all have the same). Tables by kind and layers [begin, end), each (L + 1, L + 1), inf where no
-    device has room for one micro-batch: least and largest forward and backward over the replicas; slowest_s and its
-    forward_share; shard_bytes; optimizer_s; flights: the micro-batches in flight that fit.
-    """
-
-    groups: tuple[Group, ...]
-    samples: tuple[tuple[int, ...], ...]
-    index: Ints  # into the order's groups
-    first: Ints
-    last: Ints
-    tp: Ints
-    dp: Ints
-    kind: Ints
-    most: Ints
-    even: Masks
     least_forward_s: Floats
     least_backward_s: Floats
     most_forward_s: Floats
@@ -124,59 +110,88 @@ class Options:
     shard_bytes: Floats
     optimizer_s: Floats
     flights: Floats
-    rejected: dict[str, int] = field(default_factory=dict)
 
 
-KindKey = tuple[int, frozenset[tuple[str, int, int]]]  # dp, and the points of the replicas
+class Kinds:
+    """Groups whose replicas are of the same types, degree and shares cost the same: they are of one kind."""
+
+    def __init__(self, cluster: Cluster, tables: LayerTables) -> None:
+        self._cluster, self._tables = cluster, tables
+        sharded = tables.settings.shard_optimizer or tables.settings.shard_parameters
+        self._by_dp = sharded  # only then does it matter how many replicas there are
+        self._index: dict[tuple[int, tuple[tuple[str, int, int], ...]], int] = {}
+        self._rows: list[list[Floats]] = []
+        self._stacked: KindTables | None = None
+
+    def number(self, dp: int, points: tuple[tuple[str, int, int], ...]) -> int:
+        """Of the kind with these points, which need a profile."""
+        key = (dp if self._by_dp else 1, points)
+        if key not in self._index:
+            self._index[key] = len(self._rows)
+            self._rows.append(_kind(self._cluster, self._tables, dp, points))
+            self._stacked = None
+        return self._index[key]
+
+    @property
+    def tables(self) -> KindTables:
+        if self._stacked is None:
+            self._stacked = KindTables(*(np.array(column) for column in zip(*self._rows, strict=True)))
+        return self._stacked
 
 
-def options(
-    cluster: Cluster,
-    found: Sequence[Group],
-    tables: LayerTables,
-    splits: Splits,
-    samples: int,
-    known: dict[KindKey, list[Floats]],
-) -> Options | dict[str, int]:
-    """The options for micro-batches of so many samples; or, where there are none, groups counted by reason. `known`
-    keeps what is computed for a kind of group, for other orders of the same devices."""
-    usable: list[tuple[int, Group, tuple[int, ...]]] = []
+@dataclass(frozen=True, eq=False)
+class Options:
+    """The groups that can compute a micro-batch under a choice: arrays by group.
+
+    index: into the order's groups. kind: into `kinds.tables`. most: the largest share of a replica.
+    """
+
+    groups: tuple[Group, ...]
+    shares: tuple[dict[str, list[int]], ...]
+    index: Ints
+    first: Ints
+    last: Ints
+    kind: Ints
+    most: Ints
+    kinds: Kinds
+    rejected: dict[str, int]
+
+    def samples(self, option: int) -> tuple[int, ...]:
+        """Of each replica."""
+        return shared(self.groups[option], self.shares[option])
+
+
+def options(found: Sequence[Group], kinds: Kinds, splits: Splits, samples: int) -> Options | dict[str, int]:
+    """The options for micro-batches of so many samples; or, where there are none, groups counted by reason."""
+    usable: list[int] = []
+    shares, kind = [], []
     rejected: dict[str, int] = {}
     for index, group in enumerate(found):
-        shares = splits.split(group, samples)
-        if isinstance(shares, str):
-            rejected[shares] = rejected.get(shares, 0) + 1
+        split = splits.split(group, samples)
+        if isinstance(split, str):
+            rejected[split] = rejected.get(split, 0) + 1
         else:
-            usable.append((index, group, shares))
+            usable.append(index)
+            shares.append(split.shares)
+            kind.append(kinds.number(group.dp, split.points))
     if not usable:
         return rejected
-    kinds: dict[KindKey, int] = {}
-    kind = []
-    for _, group, shares in usable:
-        keys = frozenset((name, group.tp, share) for name, share in zip(group.types, shares, strict=True))
-        kind.append(kinds.setdefault((group.dp, keys), len(kinds)))
-    for key in kinds:
-        if key not in known:
-            known[key] = _kind(cluster, tables, key[0], sorted(key[1]))
-    columns = [known[key] for key in kinds]
-    stacked = [np.array(column) for column in zip(*columns, strict=True)]
+    groups = tuple(found[index] for index in usable)
     return Options(
-        tuple(group for _, group, _ in usable),
-        tuple(shares for *_, shares in usable),
-        np.array([index for index, *_ in usable]),
-        np.array([group.first for _, group, _ in usable]),
-        np.array([group.last for _, group, _ in usable]),
-        np.array([group.tp for _, group, _ in usable]),
-        np.array([group.dp for _, group, _ in usable]),
-        np.array(kind),
-        np.array([max(shares) for *_, shares in usable]),
-        np.array([min(shares) == max(shares) for *_, shares in usable]),
-        *stacked,  # type: ignore[arg-type]
+        groups=groups,
+        shares=tuple(shares),
+        index=np.array(usable),
+        first=np.array([group.first for group in groups]),
+        last=np.array([group.last for group in groups]),
+        kind=np.array(kind),
+        most=np.array([max(values[0] for values in share.values()) for share in shares]),
+        kinds=kinds,
         rejected=rejected,
     )
 
 
 def _kind(cluster: Cluster, tables: LayerTables, dp: int, keys: Sequence[tuple[str, int, int]]) -> list[Floats]:
+    """In the order of KindTables' fields."""
     found = [tables.get(key, dp) for key in keys]
     limits = [cluster.device_type(name).memory_bytes for name, _, _ in keys]
     forward, backward = np.array([t.forward_s for t in found]), np.array([t.backward_s for t in found])

@@ -48,11 +48,11 @@ def plans(
         shares = {group: splits.split(group, global_batch // microbatches) for group in found}
         usable = [group for group in found if not isinstance(shares[group], str)]
         for chain in space.chains(usable, len(order.devices), most, allow_unused):
-            samples = [shares[group] for group in chain]
+            samples = [space.shared(group, shares[group].shares) for group in chain]  # type: ignore[union-attr]
             for cuts in itertools.combinations(range(1, layers), len(chain) - 1):
                 edges = (0, *cuts, layers)
                 stages = [(g, s, a, b) for g, s, a, b in zip(chain, samples, edges[:-1], edges[1:], strict=True)]
-                candidate = space.plan(stages, microbatches, global_batch, schedule, settings)  # type: ignore[arg-type]
+                candidate = space.plan(stages, microbatches, global_batch, schedule, settings)
                 if candidate not in seen:
                     seen.add(candidate)
                     yield candidate

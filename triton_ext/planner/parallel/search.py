@@ -25,16 +25,18 @@ from ...errors import PlanningError
 from ..cluster import Cluster
 from . import labels, space
 from .cost import Estimate, estimate
-from .layer_tables import Floats, LayerTables
+from .layer_tables import LayerTables
 from .objectives import Objective, Pipeline, Prefixes
-from .options import Choice, KindKey, Network, Options, choices, network, options
+from .options import Choice, Kinds, Network, Options, choices, network, options
 from .plan import SCHEDULES, ParallelPlan, Settings
 from .profiles import Profiles
 from .result import Cost, CostedPlan, Rejected, SearchResult
 
 _ROUND = 8  # choices that are handled with the same best plan
 _BEAM = 3
-_PRICED = 3  # plans of a beam search that the cost model prices
+_BEAM_SHARE = 0.5  # of the time
+_PRICED = 3  # plans of a beam search, or of a bound, that the cost model prices
+_ALL = 50_000  # labels of one number of stages, where none is dominated
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ class _Worker:
         self.devices = len(cluster.devices)
         self._tables: dict[Settings, tuple[LayerTables, space.Splits]] = {}
         self._networks: dict[int, tuple[list[space.Group], Network]] = {}
-        self._kinds: dict[Settings, dict[KindKey, list[Floats]]] = {}
+        self._kinds: dict[tuple[Settings, int], Kinds] = {}
         self._options: dict[Choice, tuple[Options, Prefixes] | dict[str, int]] = {}
 
     @property
@@ -163,8 +165,10 @@ class _Worker:
             self._networks[choice.order] = (found, network(self.cluster, order, found))
         tables, splits = self.tables(choice.settings)
         found = self._networks[choice.order][0]
-        known = self._kinds.setdefault(choice.settings, {})
-        made = options(self.cluster, found, tables, splits, self.batch // choice.microbatches, known)
+        at = (choice.settings, choice.microbatches)
+        if at not in self._kinds:
+            self._kinds[at] = Kinds(self.cluster, tables)
+        made = options(found, self._kinds[at], splits, self.batch // choice.microbatches)
         if isinstance(made, dict):
             return made
         return made, Prefixes(made, self.devices, self.layers, self.settings.allow_unused)
@@ -203,7 +207,7 @@ class _Worker:
         try:
             found = self._search(task, made, prefixes, optimistic=False, beam=_BEAM)
         except labels.OutOfTime:
-            return _Outcome(in_time=False)
+            return _Outcome()
         return _Outcome(plans=self._priced(task, made, found[:_PRICED]))
 
     def _labels(self, task: _Task, made: Options, prefixes: Prefixes) -> _Outcome:
@@ -211,11 +215,11 @@ class _Worker:
             found = self._search(task, made, prefixes, optimistic=True)
         except labels.OutOfTime:
             return _Outcome(in_time=False)
-        return _Outcome(found[0].total_s if found else math.inf, self._priced(task, made, found[:1]))
+        return _Outcome(found[0].total_s if found else math.inf, self._priced(task, made, found[:_PRICED]))
 
     def _price(self, task: _Task, made: Options, prefixes: Prefixes) -> _Outcome:
         try:
-            found = self._search(task, made, prefixes, optimistic=True, dominance=False, labels=200_000)
+            found = self._search(task, made, prefixes, optimistic=True, dominance=False, labels=_ALL)
         except labels.OutOfTime:
             return _Outcome(in_time=False)
         outcome = _Outcome(math.inf)
@@ -234,7 +238,7 @@ class _Worker:
     def _priced(self, task: _Task, made: Options, found: Sequence[labels.Found]) -> dict[ParallelPlan, Estimate]:
         priced = {}
         for candidate in found:
-            stages = [(made.groups[o], made.samples[o], a, b) for o, a, b in candidate.stages]
+            stages = [(made.groups[o], made.samples(o), a, b) for o, a, b in candidate.stages]
             choice = task.choice
             plan = space.plan(stages, choice.microbatches, self.batch, self.settings.schedule, choice.settings)
             priced[plan] = self.estimate(plan)
@@ -310,7 +314,8 @@ class _Search:
         bounds = dict.fromkeys(everything, 0.0)
         for choice, outcome in self._round("bound", everything, bounds, rounds=len(everything)):
             bounds[choice] = outcome.bound_s
-        for _ in self._round("beam", everything, bounds):
+        deadline_s = self._started + _BEAM_SHARE * self._settings.time_limit_s
+        for _ in self._round("beam", everything, bounds, deadline_s=deadline_s):
             pass
         for choice, outcome in self._round("labels", everything, bounds):
             bounds[choice] = max(bounds[choice], outcome.bound_s)
@@ -319,9 +324,15 @@ class _Search:
         return bounds
 
     def _round(
-        self, step: str, everything: Sequence[Choice], bounds: dict[Choice, float], rounds: int = _ROUND
+        self,
+        step: str,
+        everything: Sequence[Choice],
+        bounds: dict[Choice, float],
+        rounds: int = _ROUND,
+        deadline_s: float | None = None,
     ) -> Iterator[tuple[Choice, _Outcome]]:
-        """The outcomes of a step for all choices whose bound is below the best plan, the lowest first."""
+        """The outcomes of a step for all choices whose bound is below the best plan, the lowest first. A step with a
+        deadline of its own is one that nothing depends on."""
         numbers = {choice: number for number, choice in enumerate(everything)}
         waiting = sorted(everything, key=lambda choice: (bounds[choice], numbers[choice]))
         total, limit = len(waiting), self._settings.price_limit
@@ -329,10 +340,11 @@ class _Search:
             open_ones = [choice for choice in waiting if bounds[choice] < self._best_s * (1 - 1e-12)]
             self._pruned[step] = self._pruned.get(step, 0) + len(waiting) - len(open_ones)
             now, waiting = open_ones[:rounds], open_ones[rounds:]
-            if now and time.monotonic() > self._deadline_s:
-                self._complete = False
+            until_s = deadline_s or self._deadline_s
+            if now and time.monotonic() > until_s:
+                self._complete = self._complete and deadline_s is not None
                 return
-            tasks = [_Task(step, choice, self._best_s, self._deadline_s, limit) for choice in now]
+            tasks = [_Task(step, choice, self._best_s, until_s, limit) for choice in now]
             outcomes = self._pool.map(_run, tasks) if self._pool else map(self._local.run, tasks)
             for choice, outcome in zip(now, outcomes, strict=True):
                 self._take(outcome)

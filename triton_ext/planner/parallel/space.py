@@ -11,15 +11,19 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..cluster import Cluster
 from .layer_tables import LayerTables
 from .plan import ParallelPlan, Replica, Settings, Stage
 from .profiles import Gap
+
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class Group:
     tp: int
     replicas: tuple[tuple[int, ...], ...]
     types: tuple[str, ...]  # of each replica
+    counts: tuple[tuple[str, int], ...]  # of replicas by type
 
     @property
     def dp(self) -> int:
@@ -70,73 +75,82 @@ def groups(cluster: Cluster, order: Order, degrees: Sequence[int]) -> list[Group
             while last < count and whole[last]:
                 last += tp
                 starts = range(first, last, tp)
-                found.append(
-                    Group(
-                        first,
-                        last,
-                        tp,
-                        tuple(order.devices[i : i + tp] for i in starts),
-                        tuple(places[i][1] for i in starts),
-                    )
-                )
+                types = tuple(places[i][1] for i in starts)
+                counts = tuple((name, types.count(name)) for name in sorted(set(types)))
+                found.append(Group(first, last, tp, tuple(order.devices[i : i + tp] for i in starts), types, counts))
     return sorted(found, key=lambda group: (group.first, group.last, group.tp))
 
 
+@dataclass(frozen=True)
+class Split:
+    """Samples of the replicas of each type, the larger shares first, and the profile points that they need."""
+
+    shares: dict[str, list[int]]
+    points: tuple[tuple[str, int, int], ...]
+
+
+def shared(group: Group, shares: dict[str, list[int]]) -> tuple[int, ...]:
+    """Samples of each replica: among those of a type, earlier ones have the larger shares."""
+    rest = {name: iter(values) for name, values in shares.items()}
+    return tuple(next(rest[name]) for name in group.types)
+
+
 class Splits:
-    """How replicas share the samples of a micro-batch; each case is computed once."""
+    """How replicas share the samples of a micro-batch; what does not depend on their number is computed once."""
 
     def __init__(self, tables: LayerTables) -> None:
         self._tables = tables
-        self._found: dict[tuple[tuple[tuple[str, int], ...], int, int], dict[str, list[int]] | str] = {}
+        self._times_s: dict[tuple[str, int], list[float]] = {}
+        self._steps: dict[tuple[tuple[str, ...], int, int], Ints | None] = {}
+        self._found: dict[tuple[tuple[tuple[str, int], ...], int, int], Split | str] = {}
 
-    def split(self, group: Group, samples: int) -> tuple[int, ...] | str:
-        """Samples of each replica, or the code of the reason why there are none. Among replicas of a type, earlier ones
-        have the larger shares."""
-        counts = tuple((name, group.types.count(name)) for name in sorted(set(group.types)))
-        key = (counts, group.tp, samples)
+    def split(self, group: Group, samples: int) -> Split | str:
+        """Of a micro-batch of so many samples; or the code of the reason why there is none."""
+        key = (group.counts, group.tp, samples)
         if key not in self._found:
-            self._found[key] = self._shares(counts, group.tp, samples, group.dp)
-        found = self._found[key]
-        if isinstance(found, str):
-            return found
-        shares = {name: iter(values) for name, values in found.items()}
-        return tuple(next(shares[name]) for name in group.types)
+            self._found[key] = self._shared(group.counts, group.tp, samples, group.dp)
+        return self._found[key]
 
-    def _shares(self, counts: Sequence[tuple[str, int]], tp: int, samples: int, dp: int) -> dict[str, list[int]] | str:
+    def _shared(self, counts: tuple[tuple[str, int], ...], tp: int, samples: int, dp: int) -> Split | str:
         if samples < dp:
             return "fewer samples than replicas"
-        if len(counts) == 1:
-            (name, _), (share, more) = counts[0], divmod(samples, dp)
-            values = [share + 1] * more + [share] * (dp - more)
-            known = all(self._time_s(name, tp, value, dp) is not None for value in set(values))
-            return {name: values} if known else "no profile"
-        queue: list[tuple[float, str, int, int]] = []
-        shares = {name: [1] * count for name, count in counts}
-        for name, count in counts:
-            if self._time_s(name, tp, 1, dp) is None:
-                return "no profile"
-            for index in range(count):
-                self._push(queue, name, tp, 2, index, dp)
-        # The next sample goes where it will be finished first: the slowest replica takes as little as possible.
-        for _ in range(samples - dp):
-            if not queue:
-                return "no profile"
-            _, name, index, after = heapq.heappop(queue)
-            shares[name][index] = after
-            self._push(queue, name, tp, after + 1, index, dp)
-        return {name: sorted(values, reverse=True) for name, values in shares.items()}
+        names = tuple(name for name, _ in counts)
+        owners = self._ordered(names, tp, samples)
+        if owners is None:
+            return "no profile"
+        # Everyone has a sample. Each step gives one more to all replicas of a type, the quickest to finish it first;
+        # the last step is for some of them.
+        numbers = np.array([count for _, count in counts])
+        given = dp + np.cumsum(numbers[owners])
+        until = int(np.searchsorted(given, samples))
+        if samples > dp and until == len(owners):
+            return "no profile"
+        whole = np.bincount(owners[:until], minlength=len(names)) + 1
+        rest = samples - int(numbers @ whole)
+        shares = {name: [int(share)] * count for (name, count), share in zip(counts, whole, strict=True)}
+        for index in range(rest):
+            shares[names[owners[until]]][index] += 1
+        points = {(name, tp, share) for name, values in shares.items() for share in values}
+        return Split(shares, tuple(sorted(points)))
 
-    def _push(
-        self, queue: list[tuple[float, str, int, int]], name: str, tp: int, samples: int, index: int, dp: int
-    ) -> None:
-        time_s = self._time_s(name, tp, samples, dp)
-        if time_s is not None:
-            heapq.heappush(queue, (time_s, name, index, samples))
+    def _ordered(self, names: tuple[str, ...], tp: int, samples: int) -> Ints | None:
+        """Whose share grows by one, step by step: by the time that the whole model then takes."""
+        key = (names, tp, samples)
+        if key not in self._steps:
+            times = [self._times(name, tp, samples) for name in names]
+            steps = sorted((time_s, owner) for owner, row in enumerate(times) for time_s in row[1:])
+            self._steps[key] = np.array([owner for _, owner in steps], dtype=np.int64) if all(times) else None
+        return self._steps[key]
 
-    def _time_s(self, name: str, tp: int, samples: int, dp: int) -> float | None:
-        """Of all layers; None outside the profiles."""
-        table = self._tables.find((name, tp, samples), dp)
-        return None if isinstance(table, Gap) else float(table.total_s[0, -1])
+    def _times(self, name: str, tp: int, samples: int) -> list[float]:
+        """Of all layers with 1, 2, … samples, as far as the profiles reach; never less than with fewer samples."""
+        row = self._times_s.setdefault((name, tp), [])
+        while len(row) < samples:
+            table = self._tables.find((name, tp, len(row) + 1), 1)
+            if isinstance(table, Gap):
+                break
+            row.append(max(float(table.total_s[0, -1]), row[-1] if row else 0.0))
+        return row[:samples]
 
 
 def plan(
