@@ -97,8 +97,8 @@ def network(cluster: Cluster, order: Order, found: Sequence[Group]) -> Network:
 
 @dataclass(frozen=True, eq=False)
 class KindTables:
-    """By kind of group and layers [begin, end), each (kinds, L + 1, L + 1); times are inf where no micro-batch fits into
-    a device's memory: the least and the most of all replicas; slowest: of the replica that takes longest for both.
+    """By kind of group and layers [begin, end), each (kinds, L + 1, L + 1); times are inf where no micro-batch fits
+    into a device's memory: the least and the most of all replicas; slowest: of the replica that takes longest for both.
     flights: the micro-batches in flight that fit."""
 
     least_forward_s: Floats

@@ -17,8 +17,8 @@ import math
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from ...errors import PlanningError
@@ -282,7 +282,7 @@ class _Search:
         self._rejected: dict[str, int] = {}
         self._pruned: dict[str, int] = {}
         self._complete = True
-        self._pool: Executor | None = None
+        self._pools: list[ProcessPoolExecutor] = []
 
     @property
     def _best_s(self) -> float:
@@ -299,15 +299,26 @@ class _Search:
 
     @contextmanager
     def _workers(self) -> Iterator[None]:
-        if self._settings.processes == 1:
-            yield
-            return
+        """One pool for each process: a choice stays with the process that knows it."""
         context = multiprocessing.get_context("spawn")  # safe with threads and whatever else the caller runs
-        with ProcessPoolExecutor(self._settings.processes, context, _start, self._arguments) as self._pool:
+        count = self._settings.processes if self._settings.processes > 1 else 0
+        with ExitStack() as stack:
+            for _ in range(count):
+                self._pools.append(stack.enter_context(ProcessPoolExecutor(1, context, _start, self._arguments)))
             try:
                 yield
             finally:
-                self._pool.shutdown(cancel_futures=True)
+                for pool in self._pools:
+                    pool.shutdown(wait=False, cancel_futures=True)
+
+    def _outcomes(self, tasks: Sequence[_Task], places: Sequence[int]) -> Iterator[_Outcome]:
+        if not self._pools:
+            yield from map(self._local.run, tasks)
+            return
+        pools = [self._pools[place % len(self._pools)] for place in places]
+        futures = [pool.submit(_run, task) for pool, task in zip(pools, tasks, strict=True)]
+        for future in futures:
+            yield future.result()
 
     def _steps(self) -> dict[Choice, float]:
         everything = choices(self._local.orders, self._batch, self._settings.plan_settings)
@@ -340,12 +351,12 @@ class _Search:
             open_ones = [choice for choice in waiting if bounds[choice] < self._best_s * (1 - 1e-12)]
             self._pruned[step] = self._pruned.get(step, 0) + len(waiting) - len(open_ones)
             now, waiting = open_ones[:rounds], open_ones[rounds:]
-            until_s = deadline_s or self._deadline_s
+            until_s = deadline_s if deadline_s and self._plans else self._deadline_s
             if now and time.monotonic() > until_s:
-                self._complete = self._complete and deadline_s is not None
+                self._complete = self._complete and bool(deadline_s)
                 return
             tasks = [_Task(step, choice, self._best_s, until_s, limit) for choice in now]
-            outcomes = self._pool.map(_run, tasks) if self._pool else map(self._local.run, tasks)
+            outcomes = self._outcomes(tasks, [numbers[choice] for choice in now])
             for choice, outcome in zip(now, outcomes, strict=True):
                 self._take(outcome)
                 if step == "price":
