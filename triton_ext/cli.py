@@ -18,9 +18,11 @@ from rich.console import Console
 from rich.table import Table
 
 from .errors import TritonExtError
+from .planner.jobs.command import priorities
 from .probing.command import probe
 
 app = typer.Typer(help="Triton kernels that communicate.", no_args_is_help=True, add_completion=False)
+app.command()(priorities)
 app.command()(probe)
 
 
