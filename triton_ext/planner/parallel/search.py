@@ -276,7 +276,7 @@ class _Search:
                 yield
             finally:
                 for pool in self._pools:
-                    pool.shutdown(wait=False, cancel_futures=True)
+                    pool.shutdown(cancel_futures=True)
 
     def _outcomes(self, tasks: Sequence[_Task], places: Sequence[int]) -> Iterator[_Outcome]:
         if not self._pools:
