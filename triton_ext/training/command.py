@@ -13,7 +13,8 @@ from rich.table import Table
 
 from ..errors import PlanningError
 from ..planner import cluster_file
-from ..planner.parallel import plan_file
+from ..planner.parallel import plan_file, profile_files
+from ..planner.parallel.pipeline import simulate
 
 if TYPE_CHECKING:
     from ..planner.cluster import Cluster
@@ -168,7 +169,10 @@ def export(plan: Path, to: str, output: Path | None, console: Console) -> None:
 
 def _predicted(file: plan_file.PlanFile, profiles: Path | None, cluster: Cluster | None) -> float | None:
     """Milliseconds that a step takes by simulation, or what the plan file says; None without either."""
-    return file.simulated_ms if file.simulated_ms is not None else file.cost_ms
+    if profiles is None or cluster is None:
+        return file.simulated_ms if file.simulated_ms is not None else file.cost_ms
+    points, _ = profile_files.read(profiles)
+    return simulate(file.plan, cluster, points).step_time_s * 1e3
 
 
 def _recorded_model(profiles: Path | None) -> tuple[str | None, dict[str, Any] | None]:
