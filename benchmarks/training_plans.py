@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import json
 import platform
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -30,6 +31,7 @@ from triton_ext.training import launch, links, profile
 QUOTAS = (0.4, 0.4, 0.2, 0.2)  # cores of devices 0 to 3: 1.2 together, of the machine's 2
 MODEL = {"width": 192, "blocks": 6, "heads": 4, "sequence": 64, "vocabulary": 512}
 BATCH = 32
+PROFILES = 3
 
 
 def plan(
@@ -65,8 +67,8 @@ PLANS = {
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--rounds", type=int, default=3, help="times that all plans take turns")
-    arguments.add_argument("--steps", type=int, default=3, help="steps of a plan in a round")
+    arguments.add_argument("--rounds", type=int, default=7, help="times that all plans take turns")
+    arguments.add_argument("--steps", type=int, default=1, help="steps of a plan in a round")
     arguments.add_argument("--results", type=Path, default=Path("results"))
     chosen = arguments.parse_args()
     console = Console(width=120)
@@ -127,7 +129,30 @@ def main() -> None:
 
 
 def measured_profiles(console: Console) -> Profiles:
-    """Of both kinds of devices, with the samples and degrees that the plans use."""
+    """Of both kinds of devices, with the samples and degrees that the plans use: the medians of measurements in turn,
+    so that what else the machine does at a time changes no device's share alone."""
+    turns = []
+    for turn in range(PROFILES):
+        console.print(f"profiling, {turn + 1} of {PROFILES}")
+        turns.append(one_profile())
+    points = {
+        key: dataclasses.replace(
+            point,
+            layer_ms=medians([turn.points[key].layer_ms for turn in turns]),
+            forward_backward_ms=sum(medians([turn.points[key].layer_ms for turn in turns])),
+            optimizer_ms=statistics.median(turn.points[key].optimizer_ms for turn in turns),
+            forward_share=statistics.median(turn.points[key].forward_share for turn in turns),
+        )
+        for key, point in turns[0].points.items()
+    }
+    return dataclasses.replace(turns[0], points=points)
+
+
+def medians(rows: list[tuple[float, ...]]) -> tuple[float, ...]:
+    return tuple(statistics.median(column) for column in zip(*rows, strict=True))
+
+
+def one_profile() -> Profiles:
     found: Profiles | None = None
     for quota in sorted(set(QUOTAS)):
         used = {
@@ -140,10 +165,9 @@ def measured_profiles(console: Console) -> Profiles:
         for degree in sorted({tp for tp, _ in used}):
             samples = tuple(sorted(size for tp, size in used if tp == degree))
             task = profile.Task(
-                launch.Job.model, MODEL, (degree,), samples, repeats=5, cpu_quota=quota, together=degree > 1
+                launch.Job.model, MODEL, (degree,), samples, repeats=3, cpu_quota=quota, together=degree > 1
             )
             name = profile.default_device_type(task)
-            console.print(f"profiling {name}, tp {degree}, samples {samples}", highlight=False)
             profiles, report = profile.profile(task, name)
             if report["infeasible"]:
                 sys.exit(f"infeasible: {report['infeasible']}")

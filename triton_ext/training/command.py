@@ -156,6 +156,24 @@ def run(
         )
 
 
+def cpu_cluster(cpu_quotas: str, output: Path, timeout_s: float, console: Console) -> None:
+    from . import links
+
+    cluster = links.measure(numbers(cpu_quotas, "the quotas", float), timeout_s)
+    cluster_file.dump(cluster, output)
+    table = Table(title=f"{len(cluster.nodes)} devices on this machine", title_justify="left")
+    for heading in ("type", "float32 (Gflop/s)", "memory (GB/s)"):
+        table.add_column(heading, justify="right")
+    for kind in cluster.device_types:
+        bandwidth = kind.memory_bandwidth_bytes_per_s
+        table.add_row(kind.name, f"{kind.peak_flop_per_s / 1e9:.1f}", f"{bandwidth / 1e9:.1f}")
+    console.print(table)
+    speeds = sorted(link.bandwidth_bytes_per_s for link in cluster.links)
+    if speeds:
+        console.print(f"links of {speeds[0] / 1e9:.2f} to {speeds[-1] / 1e9:.2f} GB/s", highlight=False)
+    console.print(f"written to {output}", highlight=False)
+
+
 def export(plan: Path, to: str, output: Path | None, console: Console) -> None:
     from .export import export as convert
 
