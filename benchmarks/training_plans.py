@@ -1,8 +1,8 @@
 """Predicted against measured step times of parallelism plans, on CPU processes of different speed.
 
 Measures the profiles of a small transformer and the links with the same CPU quotas that the ranks get, predicts every
-plan's step from them (simulator and cost model), then executes all plans in turn, and compares: rank correlation, and the
-place of the best predicted plan among the measured ones. Writes results/training_plans.json and .png.
+plan's step from them (simulator and cost model), then executes all plans in turn, and compares: rank correlation, and
+the place of the best predicted plan among the measured ones. Writes results/training_plans.json and .png.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import spearmanr
 
-from triton_ext.planner.cluster import Cluster
 from triton_ext.planner.parallel.cost import estimate
 from triton_ext.planner.parallel.pipeline import simulate
 from triton_ext.planner.parallel.plan import ParallelPlan, Replica, Settings, Stage
@@ -53,9 +52,7 @@ PLANS = {
     "tp 2, fast": plan((8, [([0, 1], 8)]), microbatches=4),
     "pp 2, fast": plan((4, [([0], 4)]), (4, [([1], 4)]), microbatches=8),
     "pp 2, fast, gpipe, 4": plan((4, [([0], 8)]), (4, [([1], 8)]), microbatches=4, schedule="gpipe"),
-    "pp 2, fast, interleaved": plan(
-        (4, [([0], 4)]), (4, [([1], 4)]), microbatches=8, schedule="interleaved", chunks=2
-    ),
+    "pp 2, fast, interleaved": plan((4, [([0], 4)]), (4, [([1], 4)]), microbatches=8, schedule="interleaved", chunks=2),
     "pp 4, even": plan((2, [([0], 4)]), (2, [([1], 4)]), (2, [([2], 4)]), (2, [([3], 4)]), microbatches=8),
     "pp 4, by speed": plan((3, [([0], 4)]), (2, [([1], 4)]), (1, [([2], 4)]), (2, [([3], 4)]), microbatches=8),
     "pp 2, dp 2 fast then slow": plan((5, [([0], 2), ([1], 2)]), (3, [([2], 2), ([3], 2)]), microbatches=8),
@@ -220,20 +217,28 @@ def draw(records: list[dict], path: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import FixedLocator, NullLocator
 
-    figure, axes = plt.subplots(figsize=(6.4, 5.4), layout="constrained")
+    figure, axes = plt.subplots(figsize=(8.4, 5.2), layout="constrained")
     x, y = [r["simulated_ms"] for r in records], [r["median_ms"] for r in records]
-    spread = [[r["median_ms"] - r["p10_ms"] for r in records], [r["p90_ms"] - r["median_ms"] for r in records]]
-    axes.errorbar(x, y, spread, fmt="o", capsize=2, color="tab:blue")
     low, high = min(x + y) * 0.9, max(x + y) * 1.1
-    axes.plot([low, high], [low, high], color="grey", linewidth=0.8, label="equal")
-    for record in records:
-        axes.annotate(record["plan"], (record["simulated_ms"], record["median_ms"]), (5, -3), fontsize=6,
-                      textcoords="offset points")  # fmt: skip
+    axes.plot([low, high], [low, high], color="grey", linewidth=0.8, label="simulated = measured")
+    for number, record in enumerate(records, 1):
+        at = record["simulated_ms"], record["median_ms"]
+        spread = [[at[1] - record["p10_ms"]], [record["p90_ms"] - at[1]]]
+        axes.errorbar(
+            *at, spread, fmt="o", markersize=4, capsize=2, color="tab:blue", label=f"{number}: {record['plan']}"
+        )
+        axes.annotate(str(number), at, (5, -9), fontsize=8, textcoords="offset points")
     axes.set(xscale="log", yscale="log", xlabel="simulated step (ms)", ylabel="measured step (ms), p10 to p90")
+    ticks = [t for t in (200, 300, 400, 500, 600, 800, 1000, 1500, 2000, 3000, 4000) if low <= t <= high]
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(FixedLocator(ticks))
+        axis.set_major_formatter("{x:.0f}")
+        axis.set_minor_locator(NullLocator())
     axes.set_title(f"{len(records)} plans on CPU quotas {', '.join(map(str, QUOTAS))}")
-    axes.legend()
-    figure.savefig(path, dpi=150)
+    figure.legend(loc="outside right center", fontsize=8, markerscale=0, handlelength=0.5)
+    figure.savefig(path, dpi=130)
 
 
 def quantile(values: tuple[float, ...], part: float) -> float:

@@ -136,7 +136,7 @@ def run(
         cpu_quotas=quotas or (),
         check=check,
     )
-    predicted = _predicted(file, profiles, where)
+    predicted = _predicted(file, profiles, where, console)
     (measured,) = launch.run(job, timeout_s, lambda line: console.print(line, highlight=False))
     ordered = sorted(measured.steps_s)
     console.print(
@@ -185,11 +185,16 @@ def export(plan: Path, to: str, output: Path | None, console: Console) -> None:
         console.print(f"{output}: {len(text.splitlines())} lines", highlight=False)
 
 
-def _predicted(file: plan_file.PlanFile, profiles: Path | None, cluster: Cluster | None) -> float | None:
+def _predicted(
+    file: plan_file.PlanFile, profiles: Path | None, cluster: Cluster | None, console: Console
+) -> float | None:
     """Milliseconds that a step takes by simulation, or what the plan file says; None without either."""
     if profiles is None or cluster is None:
         return file.simulated_ms if file.simulated_ms is not None else file.cost_ms
     points, _ = profile_files.read(profiles)
+    now = plan_file.inputs(points, cluster, file.plan.global_batch, file.inputs.options)
+    for change in file.inputs.changes(now):
+        console.print(f"the plan was made from other inputs: {change}", highlight=False)
     return simulate(file.plan, cluster, points).step_time_s * 1e3
 
 
