@@ -1,0 +1,79 @@
+"""Plans as one makes them for equal devices: what planning for unequal ones is compared with."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+
+from ...errors import PlanningError
+from ..cluster import Cluster
+from .plan import ParallelPlan, Replica, Stage
+from .profiles import Profiles
+from .result import CostedPlan
+
+Evaluate = Callable[[ParallelPlan, Cluster], CostedPlan]  # raises PlanningError for a plan that cannot be
+
+
+def uniform_plans(cluster: Cluster, layers: int, global_batch: int) -> Iterator[ParallelPlan]:
+    """Every plan with one data- and one tensor-parallel degree, as many layers in each stage (the first ones have one
+    more where they do not divide), equal shares, and all devices in the cluster's order."""
+    devices = len(cluster.devices)
+    for stages in _divisors(devices):
+        for tp in _divisors(devices // stages) if stages <= layers else ():
+            dp = devices // stages // tp
+            for samples in _divisors(global_batch):  # of a micro-batch
+                if samples % dp == 0:
+                    yield _plan(stages, dp, tp, layers, samples, global_batch)
+
+
+def best_uniform(profiles: Profiles, cluster: Cluster, global_batch: int, evaluate: Evaluate) -> CostedPlan | None:
+    """The cheapest uniform plan; None where none is feasible."""
+    return _best(uniform_plans(cluster, profiles.model.layers, global_batch), cluster, evaluate)
+
+
+def best_as_if_slowest(
+    profiles: Profiles, cluster: Cluster, global_batch: int, evaluate: Evaluate
+) -> CostedPlan | None:
+    """The uniform plan that would be the cheapest if all devices were of the slowest type, at its real cost.
+
+    The slowest type is the one that a cluster of it alone would be planned worst for. None where that cluster, or the
+    real one, cannot run the plan.
+    """
+    chosen: CostedPlan | None = None
+    for name in sorted({device.type for device in cluster.devices}):
+        nodes = [dataclasses.replace(node, device_types=(name,) * len(node.device_types)) for node in cluster.nodes]
+        found = best_uniform(profiles, dataclasses.replace(cluster, nodes=tuple(nodes)), global_batch, evaluate)
+        if found is None:  # not even slowly
+            return None
+        if chosen is None or found.cost.total_ms > chosen.cost.total_ms:
+            chosen = found
+    return None if chosen is None else _best([chosen.plan], cluster, evaluate)
+
+
+def _best(plans: Iterable[ParallelPlan], cluster: Cluster, evaluate: Evaluate) -> CostedPlan | None:
+    best: CostedPlan | None = None
+    for plan in plans:
+        try:
+            found = evaluate(plan, cluster)
+        except PlanningError:
+            continue
+        if best is None or found.cost.total_ms < best.cost.total_ms:
+            best = found
+    return best
+
+
+def _plan(stages: int, dp: int, tp: int, layers: int, samples: int, global_batch: int) -> ParallelPlan:
+    made, begin, device = [], 0, 0
+    for number in range(stages):
+        replicas = []
+        for _ in range(dp):
+            replicas.append(Replica(tuple(range(device, device + tp)), samples // dp))
+            device += tp
+        end = begin + layers // stages + (number < layers % stages)
+        made.append(Stage(begin, end, tuple(replicas)))
+        begin = end
+    return ParallelPlan(tuple(made), global_batch // samples, global_batch)
+
+
+def _divisors(number: int) -> list[int]:
+    return [candidate for candidate in range(1, number + 1) if number % candidate == 0]
