@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,10 +18,7 @@ from ...errors import PlanningError, TritonExtError
 
 if TYPE_CHECKING:
     from ..cluster import Cluster
-    from .plan import ParallelPlan
-    from .profiles import Profiles
-    from .report import Simulated
-    from .result import CostedPlan, SearchResult
+    from .planning import Options
 
 
 class Method(StrEnum):
@@ -37,7 +34,9 @@ def plan(
     batch: Annotated[int, typer.Option(help="Samples of a training step.", min=1)],
     model: Annotated[str | None, typer.Option(help="Which model, where the folder has several.")] = None,
     algorithm: Annotated[Method, typer.Option(help="Our exact search, or Metis's published one.")] = Method.ours,
-    cost: Annotated[Method, typer.Option(help="The cost model that the search minimises.")] = Method.ours,
+    cost: Annotated[
+        Method | None, typer.Option(help="The cost model that the search minimises; default: the algorithm's own.")
+    ] = None,
     time_limit: Annotated[float, typer.Option(help="Seconds, after which the best plan so far is taken.")] = 60.0,
     modelled: Annotated[
         bool, typer.Option(help="Take points that no profile reaches from a roofline; else plans that need them fall.")
@@ -54,61 +53,94 @@ def plan(
 
     Exits with status 2 if there is no plan.
     """
-    from . import plan_file, report
-    from .pipeline import simulate
-
     try:
-        found_profiles, notes = _read(profiles, model, activation_bytes)
-        found_cluster = _cluster(cluster)
-        console = Console(width=max(Console().width, 120))
-        console.print(
-            f"{found_profiles.model.name}: {found_profiles.model.layers} layers, batch {batch}, on "
-            f"{report.cluster_line(found_cluster)}",
-            highlight=False,
-        )
-        evaluate = _evaluate(found_profiles, cost, modelled)
-        result = _searching(console, time_limit, _search(
-            found_profiles, found_cluster, batch, algorithm, cost, modelled, time_limit, top
-        ))  # fmt: skip
-        console.print(report.outcome(result), highlight=False)
-        simulated = [
-            report.Simulated(each, simulate(each.plan, found_cluster, _completed(each, found_profiles, found_cluster)))
-            for each in result.plans[:top]
-        ]
-        _show(console, result, simulated, found_profiles, found_cluster, batch, evaluate)
-        for note in (*result.notes, *map(str, notes)):
-            console.print(f"note: {note}", highlight=False, style="dim")
-        if not simulated:
-            raise typer.Exit(2)
-        best = simulated[0]
-        if output:
-            options = {"algorithm": algorithm.value, "cost": cost.value, "modelled": modelled}
-            made_from = plan_file.inputs(found_profiles, found_cluster, batch, options)
-            file = plan_file.PlanFile(
-                best.plan, found_profiles.model.name, made_from, best.costed.cost.total_ms, best.simulated_ms
-            )
-            try:
-                plan_file.dump(file, output)
-            except OSError as error:
-                raise PlanningError(f"{output}: the plan cannot be written: {error}") from None
-            console.print(f"{output}: the best plan", highlight=False, soft_wrap=True)
-        if png:
-            from . import gantt
-
-            gantt.draw(best.plan, best.step, found_cluster, png)
-            console.print(f"{png}: its pipeline", highlight=False, soft_wrap=True)
+        _plan(profiles, cluster, batch, model, activation_bytes, _options(algorithm, cost, modelled, time_limit, top),
+              output, png)  # fmt: skip
     except TritonExtError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
 
 
-def _read(folder: Path, model: str | None, activation_bytes: int | None) -> tuple[Profiles, tuple[object, ...]]:
-    from . import profile_files
+def _options(algorithm: Method, cost: Method | None, modelled: bool, time_limit_s: float, top: int) -> Options:
+    from .planning import Options
 
-    return profile_files.read(folder, model, activation_bytes)
+    return Options(algorithm.value, (cost or algorithm).value, modelled, time_limit_s, top)
+
+
+def _plan(
+    folder: Path,
+    cluster_text: str,
+    batch: int,
+    model: str | None,
+    activation_bytes: int | None,
+    options: Options,
+    output: Path | None,
+    png: Path | None,
+) -> None:
+    from . import plan_file, planning, profile_files, report, uniform
+
+    profiles, notes = profile_files.read(folder, model, activation_bytes)
+    cluster = _cluster(cluster_text)
+    console = Console(width=max(Console().width, 120), highlight=False)
+    title = f"{profiles.model.name}: {profiles.model.layers} layers, batch {batch}"
+    console.print(f"{title}, on {report.cluster_line(cluster)}")
+    with _progress(console, options.time_limit_s):
+        result = planning.search(profiles, cluster, batch, options)
+    console.print(report.outcome(result))
+    found = [planning.simulated(each, cluster, profiles) for each in result.plans[: options.keep]]
+    if found:
+        evaluate = planning.evaluator(profiles, options)
+        others = {
+            "best uniform plan": uniform.best_uniform(profiles, cluster, batch, evaluate),
+            "as if all devices were the slowest": uniform.best_as_if_slowest(profiles, cluster, batch, evaluate),
+        }
+        console.print(report.plans(found, cluster), report.stages(found[0], cluster), report.memory(found[0], cluster))
+        console.print(report.speed_ups(found[0].costed, others))
+        console.print("\n".join(report.unmeasured(found[0].costed)))
+    console.print(report.rejected(result))
+    for note in (*result.notes, *notes):
+        console.print(f"note: {note}", style="dim")
+    if not found:
+        raise typer.Exit(2)
+    best = found[0]
+    if output:
+        inputs = plan_file.inputs(profiles, cluster, batch, options.record())
+        file = plan_file.PlanFile(best.plan, profiles.model.name, inputs, best.costed.cost.total_ms, best.simulated_ms)
+        try:
+            plan_file.dump(file, output)
+        except OSError as error:
+            raise PlanningError(f"{output}: the plan cannot be written: {error}") from None
+        console.print(f"{output}: the best plan", soft_wrap=True)
+    if png:
+        from . import gantt
+
+        gantt.draw(best.plan, best.step, cluster, png)
+        console.print(f"{png}: its pipeline", soft_wrap=True)
 
 
 def _cluster(text: str) -> Cluster:
     from .. import cluster_file, presets
 
     return presets.parse(text) if "=" in text and not Path(text).exists() else cluster_file.load(Path(text))
+
+
+@contextmanager
+def _progress(console: Console, time_limit_s: float) -> Iterator[None]:
+    """A bar that fills up to the time limit while the search works; gone afterwards."""
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    columns = TextColumn("searching"), BarColumn(), TextColumn("{task.completed:.0f} s of at most {task.total:g} s")
+    with Progress(*columns, console=console, transient=True) as progress:
+        task, done, start = progress.add_task("", total=time_limit_s), threading.Event(), time.monotonic()
+
+        def advance() -> None:
+            while not done.wait(0.2):
+                progress.update(task, completed=time.monotonic() - start)
+
+        thread = threading.Thread(target=advance, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
