@@ -18,12 +18,14 @@ from rich.console import Console
 from rich.table import Table
 
 from .errors import TritonExtError
+from .planner.jobs.command import priorities
 from .planner.parallel.command import plan
 from .probing.command import probe
 
 app = typer.Typer(help="Triton kernels that communicate.", no_args_is_help=True, add_completion=False)
-app.command()(probe)
 app.command()(plan)
+app.command()(priorities)
+app.command()(probe)
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -39,11 +40,7 @@ class Simulated:
 
 def stage_devices(stage: Stage, cluster: Cluster) -> str:
     """As in "4 A100-40 + 2 V100-16, dp 3, tp 2"."""
-    counts: dict[str, int] = {}
-    for device in stage.devices:
-        name = cluster.devices[device].type
-        counts[name] = counts.get(name, 0) + 1
-    return f"{' + '.join(f'{count} {name}' for name, count in counts.items())}, dp {stage.dp}, tp {stage.tp}"
+    return f"{_types(stage, cluster)}, dp {stage.dp}, tp {stage.tp}"
 
 
 def layers(plan: ParallelPlan, stage: int) -> str:
@@ -60,9 +57,7 @@ def milliseconds(value: float) -> str:
 
 def cluster_line(cluster: Cluster) -> str:
     """As in "16 devices (8 A100-40, 8 V100-16) on 4 nodes"."""
-    counts: dict[str, int] = {}
-    for device in cluster.devices:
-        counts[device.type] = counts.get(device.type, 0) + 1
+    counts = Counter(device.type for device in cluster.devices)
     parts = ", ".join(f"{count} {name}" for name, count in counts.items())
     return f"{_count(len(cluster.devices), 'device')} ({parts}) on {_count(len(cluster.nodes), 'node')}"
 
@@ -105,12 +100,12 @@ def plans(found: Sequence[Simulated], cluster: Cluster) -> Table:
 
 
 def stages(best: Simulated, cluster: Cluster) -> Table:
-    """The best plan's stages, each with its samples and times."""
+    """The best plan's stages: their devices, the samples of a micro-batch that each replica has, their times."""
     plan, step = best.plan, best.step
     table = Table(title="Stages of the best plan")
     for name in ("stage", "layers", "devices"):
         table.add_column(name)
-    for name in ("samples of a micro-batch", "micro-batch (ms)", "computing", "waiting for data"):
+    for name in ("dp", "tp", "samples", "micro-batch (ms)", "computing", "waiting for data"):
         table.add_column(name, justify="right")
     for number, stage in enumerate(plan.stages):
         shares = [replica.samples for replica in stage.replicas]
@@ -118,7 +113,9 @@ def stages(best: Simulated, cluster: Cluster) -> Table:
         table.add_row(
             str(number),
             layers(plan, number).partition(" ")[2],
-            f"{stage_devices(stage, cluster)}: {_numbers(stage.devices)}",
+            f"{_types(stage, cluster)}: {_numbers(stage.devices)}",
+            str(stage.dp),
+            str(stage.tp),
             str(shares[0]) if len(shares) == 1 else _shares(shares),
             f"{best.costed.stage_ms[number]:.4g}" if best.costed.stage_ms else "",
             f"{step.compute_s[slowest] / step.step_time_s:.0%}",
@@ -218,6 +215,11 @@ def _runs(plan: ParallelPlan, cluster: Cluster) -> list[str]:
 def _unmeasured_mark(costed: CostedPlan) -> str:
     kinds = [name for name in ("interpolated", "modelled") if getattr(costed, name)]
     return f"\n(with {' and '.join(kinds)} points)" if kinds else ""
+
+
+def _types(stage: Stage, cluster: Cluster) -> str:
+    counts = Counter(cluster.devices[device].type for device in stage.devices)
+    return " + ".join(f"{count} {name}" for name, count in counts.items())
 
 
 def _shares(shares: Sequence[int]) -> str:
