@@ -184,7 +184,7 @@ class _Inputs(_Entry):
     profiles: _Sha256
     cluster: _Sha256
     global_batch: Count
-    options: dict[str, Option] = {}
+    options: dict[str, Option] = Field(default_factory=dict)
 
 
 class _Document(_Entry):
