@@ -96,7 +96,9 @@ def _plan(
         }
         console.print(report.plans(found, cluster), report.stages(found[0], cluster), report.memory(found[0], cluster))
         console.print(report.speed_ups(found[0].costed, others))
-        console.print("\n".join(report.unmeasured(found[0].costed)))
+        for line in (report.unused(found[0].plan, cluster), *report.unmeasured(found[0].costed)):
+            if line:
+                console.print(line)
     console.print(report.rejected(result))
     for note in (*result.notes, *notes):
         console.print(f"note: {note}", style="dim")

@@ -148,11 +148,21 @@ def memory(best: Simulated, cluster: Cluster) -> Table:
     return table
 
 
+def unused(plan: ParallelPlan, cluster: Cluster) -> str | None:
+    """The devices that a plan leaves out; None if it uses all."""
+    used = {device for stage in plan.stages for device in stage.devices}
+    left = [device.index for device in cluster.devices if device.index not in used]
+    if not left:
+        return None
+    types = ", ".join(f"{n} {name}" for name, n in Counter(cluster.devices[device].type for device in left).items())
+    return f"left unused: {types} (devices {_numbers(left)})"
+
+
 def bar(share: float) -> Text:
     """A bar for a share of a limit: green, yellow from 90 % on, red above it."""
     filled = min(round(share * _BAR), _BAR)
     colour = "red" if share > 1 else "yellow" if share >= _FULL else "green"
-    return Text("█" * filled, style=colour) + Text("░" * (_BAR - filled), style="dim")
+    return Text.assemble(("█" * filled, colour), ("░" * (_BAR - filled), "dim"))
 
 
 def rejected(result: SearchResult) -> RenderableType:
