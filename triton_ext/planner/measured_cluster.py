@@ -76,14 +76,11 @@ def _fabric(measured: Measurements, ranks: tuple[int, ...], transport: Transport
         return Fabric(measured.ranks[ranks[0]].memory_bandwidth_bytes_per_s, 0.0)
     sent, latencies = [], []
     for source in ranks:
-        alone, loaded = [], 0.0
-        for destination in ranks:
-            if (one := measured.transfer(source, destination, transport)) is not None:
-                alone.append(one.line)
-            if (one := measured.transfer(source, destination, transport, "all_pairs")) is not None:
-                loaded += one.line.bandwidth_bytes_per_s
+        pairs = [(source, destination) for destination in ranks if destination != source]
+        alone = [one.line for pair in pairs if (one := measured.transfer(*pair, transport)) is not None]
         latencies += [line.latency_s for line in alone]
-        sent.append(loaded or max(line.bandwidth_bytes_per_s for line in alone))
+        together = _together(measured, pairs, transport)
+        sent.append(together or max(line.bandwidth_bytes_per_s for line in alone))
     return Fabric(statistics.median(sent), statistics.median(latencies))
 
 
@@ -98,11 +95,11 @@ def _between(measured: Measurements, source: int, destination: int) -> tuple[flo
     return max(line.bandwidth_bytes_per_s for line in lines), statistics.median(line.latency_s for line in lines)
 
 
-def _together(measured: Measurements, sources: Iterable[int], destinations: Iterable[int]) -> float:
-    """What all these pairs carry together while all ranks send to all."""
-    receivers = list(destinations)
-    transfers = [measured.transfer(a, b, "messages", "all_pairs") for a in sources for b in receivers]
-    return sum(transfer.line.bandwidth_bytes_per_s for transfer in transfers if transfer is not None)
+def _together(measured: Measurements, pairs: Iterable[tuple[int, int]], transport: Transport = "messages") -> float:
+    """Bytes/s of these pairs together while all ranks send to all, until the last one is done; 0 if not measured."""
+    found = [measured.transfer(*pair, transport, "all_pairs") for pair in pairs]
+    largest = [max(each.points, key=lambda point: point.bytes) for each in found if each is not None]
+    return sum(point.bytes for point in largest) / max(point.seconds for point in largest) if largest else 0.0
 
 
 def _through_a_switch(measured: Measurements, kinds: Iterable[DeviceType], nodes: list[Node]) -> Cluster | None:
@@ -114,8 +111,8 @@ def _through_a_switch(measured: Measurements, kinds: Iterable[DeviceType], nodes
     for host in count:
         for direction in (0, 1):  # out of the host, and into it
             own = [speed for pair, speed in pairs.items() if pair[direction] == host]
-            ends = (ranks[host], everyone - ranks[host])
-            together = _together(measured, *(ends if direction == 0 else ends[::-1]))
+            crossing = [(a, b) for a in ranks[host] for b in everyone - ranks[host]]
+            together = _together(measured, crossing if direction == 0 else [(b, a) for a, b in crossing])
             alone[host, direction] = max(bandwidth for bandwidth, _ in own)
             widths[host, direction] = max(alone[host, direction], together)
             latencies[host, direction] = statistics.median(latency_s for _, latency_s in own) / 2

@@ -137,7 +137,7 @@ def test_command_says_why_there_is_no_plan(tmp_path):
     [
         (("none", "--cluster", "V100-16=1", "--batch", 4), "none: no such folder of profiles"),
         ((EXAMPLES / "profiles", "--cluster", "none.yaml", "--batch", 4), "none.yaml: it cannot be read"),
-        ((EXAMPLES / "profiles", "--cluster", "V100-16=two", "--batch", 4), "'V100-16=two': write devices as TYPE=COUNT"),
+        ((EXAMPLES / "profiles", "--cluster", "V100-16=b", "--batch", 4), "'V100-16=b': write devices as TYPE=COUNT"),
         ((EXAMPLES / "profiles", "--cluster", "V100-16=1,V100-16=2", "--batch", 4), "V100-16 is there twice"),
         ((EXAMPLES / "profiles", "--cluster", "A1=1", "--batch", 4), "no published device 'A1'"),
         ((EXAMPLES / "profiles", "--cluster", "V100-16=1", "--batch", 4, "--algorithm", "metis", "--cost", "ours"),
