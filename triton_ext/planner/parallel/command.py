@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -19,6 +20,7 @@ from ...errors import PlanningError, TritonExtError
 if TYPE_CHECKING:
     from ..cluster import Cluster
     from .planning import Options
+    from .search import Progress
 
 
 class Method(StrEnum):
@@ -37,6 +39,11 @@ def plan(
     cost: Annotated[
         Method | None, typer.Option(help="The cost model that the search minimises; default: the algorithm's own.")
     ] = None,
+    schedule: Annotated[str, typer.Option(help="1f1b or gpipe.")] = "1f1b",
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(help="recompute, shard-optimizer, shard-parameters or sequence-parallel; may be repeated."),
+    ] = None,
     time_limit: Annotated[float, typer.Option(help="Seconds, after which the best plan so far is taken.")] = 60.0,
     modelled: Annotated[
         bool, typer.Option(help="Take points that no profile reaches from a roofline; else plans that need them fall.")
@@ -45,6 +52,7 @@ def plan(
         int | None,
         typer.Option(help="What a layer hands to the next for one sample, where profiles do not say.", min=0),
     ] = None,
+    processes: Annotated[int, typer.Option(help="Processes that search at once.", min=1)] = 1,
     top: Annotated[int, typer.Option(help="How many plans to show.", min=1)] = 5,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the best plan as JSON.")] = None,
     png: Annotated[Path | None, typer.Option(help="Draw the best plan's pipeline.")] = None,
@@ -54,17 +62,22 @@ def plan(
     Exits with status 2 if there is no plan.
     """
     try:
-        _plan(profiles, cluster, batch, model, activation_bytes, _options(algorithm, cost, modelled, time_limit, top),
-              output, png)  # fmt: skip
+        from .planning import Options
+
+        options = Options(
+            algorithm.value,
+            (cost or algorithm).value,
+            schedule,
+            tuple(allow or ()),
+            modelled,
+            time_limit,
+            top,
+            processes,
+        )
+        _plan(profiles, cluster, batch, model, activation_bytes, options, output, png)
     except TritonExtError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
-
-
-def _options(algorithm: Method, cost: Method | None, modelled: bool, time_limit_s: float, top: int) -> Options:
-    from .planning import Options
-
-    return Options(algorithm.value, (cost or algorithm).value, modelled, time_limit_s, top)
 
 
 def _plan(
@@ -84,8 +97,8 @@ def _plan(
     console = Console(width=max(Console().width, 120), highlight=False)
     title = f"{profiles.model.name}: {profiles.model.layers} layers, batch {batch}"
     console.print(f"{title}, on {report.cluster_line(cluster)}")
-    with _progress(console, options.time_limit_s):
-        result = planning.search(profiles, cluster, batch, options)
+    with _progress(console, options.time_limit_s) as progress:
+        result = planning.search(profiles, cluster, batch, options, progress)
     console.print(report.outcome(result))
     found = [planning.simulated(each, cluster, profiles) for each in result.plans[: options.keep]]
     if found:
@@ -127,22 +140,30 @@ def _cluster(text: str) -> Cluster:
 
 
 @contextmanager
-def _progress(console: Console, time_limit_s: float) -> Iterator[None]:
-    """A bar that fills up to the time limit while the search works; gone afterwards."""
-    from rich.progress import BarColumn, Progress, TextColumn
+def _progress(console: Console, time_limit_s: float) -> Iterator[Callable[[Progress], None]]:
+    """A bar that fills up to the time limit while the search works, with what it tells; gone afterwards."""
+    from rich import progress as bars
 
-    columns = TextColumn("searching"), BarColumn(), TextColumn("{task.completed:.0f} s of at most {task.total:g} s")
-    with Progress(*columns, console=console, transient=True) as progress:
-        task, done, start = progress.add_task("", total=time_limit_s), threading.Event(), time.monotonic()
+    columns = (
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(),
+        bars.TextColumn("{task.completed:.0f} s of at most {task.total:g} s"),
+    )
+    with bars.Progress(*columns, console=console, transient=True) as shown:
+        task, done, start = shown.add_task("searching", total=time_limit_s), threading.Event(), time.monotonic()
+
+        def tell(progress: Progress) -> None:
+            best = f", best {progress.best_ms:.4g} ms" if math.isfinite(progress.best_ms) else ""
+            shown.update(task, description=f"{progress.step}: {progress.done} of {progress.total}{best}")
 
         def advance() -> None:
             while not done.wait(0.2):
-                progress.update(task, completed=time.monotonic() - start)
+                shown.update(task, completed=time.monotonic() - start)
 
         thread = threading.Thread(target=advance, daemon=True)
         thread.start()
         try:
-            yield
+            yield tell
         finally:
             done.set()
             thread.join()

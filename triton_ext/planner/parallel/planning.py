@@ -2,57 +2,115 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ...errors import PlanningError
 from ..cluster import Cluster
 from . import metis
+from . import search as exact
 from .completion import interpolate
 from .cost import estimate
 from .layer_tables import LayerTables
 from .lookup import Lookup
 from .pipeline import simulate
-from .plan import ParallelPlan
+from .plan import ParallelPlan, Settings
 from .plan_file import Option
 from .profiles import Gap, Key, Profiles
 from .report import Simulated
 from .result import Cost, CostedPlan, SearchResult
+from .search import Progress, SearchSettings
 from .step_work import step_work
 from .uniform import Evaluate
 
 METHODS = ("ours", "metis")
+ALLOWED = {
+    "recompute": "recompute_activations",
+    "shard-optimizer": "shard_optimizer",
+    "shard-parameters": "shard_parameters",
+    "sequence-parallel": "sequence_parallel",
+}
 _GIB = 1 << 30
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to plan. algorithm, cost: of METHODS; Metis's search minimises Metis's cost only. model_missing: points that
-    no profile reaches come from a roofline. keep: how many plans are returned."""
+    """How to plan.
+
+    algorithm, cost: of METHODS; Metis's search minimises Metis's cost only. schedule, allowed: what our search may use
+    beyond the plainest plan: names of ALLOWED, each of which it tries with and without. model_missing: points that no
+    profile reaches come from a roofline. keep: how many plans are returned. processes: that search at once.
+    """
 
     algorithm: str = "ours"
     cost: str = "ours"
+    schedule: str = "1f1b"
+    allowed: tuple[str, ...] = ()
     model_missing: bool = False
     time_limit_s: float = 60.0
     keep: int = 5
+    processes: int = 1
 
     def __post_init__(self) -> None:
         for name in ("algorithm", "cost"):
             if getattr(self, name) not in METHODS:
                 raise PlanningError(f"{name} {getattr(self, name)!r}; there are {', '.join(METHODS)}")
-        if self.algorithm == "metis" and self.cost != "metis":
-            raise PlanningError("the algorithm metis minimises the cost metis only; give it that cost, or ours both")
+        if self.algorithm != self.cost:
+            raise PlanningError(f"the algorithm {self.algorithm} minimises the cost {self.algorithm} only; give both")
+        if unknown := sorted(set(self.allowed) - set(ALLOWED)):
+            raise PlanningError(f"allowed {unknown[0]!r}; there are {', '.join(ALLOWED)}")
+        if self.algorithm == "metis" and (self.allowed or self.schedule != "1f1b"):
+            raise PlanningError("the algorithm metis plans for the schedule 1f1b only, and has no further settings")
 
     def record(self) -> dict[str, Option]:
         """What a plan file says of them: all that the plan depends on."""
-        return {"algorithm": self.algorithm, "cost": self.cost, "model_missing": self.model_missing}
+        return {
+            "algorithm": self.algorithm,
+            "cost": self.cost,
+            "schedule": self.schedule,
+            "allowed": ", ".join(sorted(self.allowed)),
+            "model_missing": self.model_missing,
+        }
+
+    def plan_settings(self) -> tuple[Settings, ...]:
+        """Every combination of what is allowed, the plainest first."""
+        names = [ALLOWED[name] for name in sorted(set(self.allowed))]
+        chosen = itertools.product((False, True), repeat=len(names))
+        return tuple(Settings(**dict(zip(names, values, strict=True))) for values in chosen)
 
 
-def search(profiles: Profiles, cluster: Cluster, global_batch: int, options: Options) -> SearchResult:
+def search(
+    profiles: Profiles,
+    cluster: Cluster,
+    global_batch: int,
+    options: Options,
+    progress: Callable[[Progress], None] | None = None,
+) -> SearchResult:
     """The best plans, and why others cannot be. Raises PlanningError for inputs that cannot be planned for at all."""
-    settings = metis.MetisSettings(
-        model_missing=options.model_missing, keep=options.keep, time_limit_s=options.time_limit_s
+    if options.algorithm == "metis":
+        settings = metis.MetisSettings(
+            model_missing=options.model_missing, keep=options.keep, time_limit_s=options.time_limit_s
+        )
+        return metis.search(profiles, cluster, global_batch, settings)
+    if options.model_missing:
+        profiles = with_modelled(profiles, cluster)
+    ours = SearchSettings(
+        schedule=options.schedule,
+        plan_settings=options.plan_settings(),
+        time_limit_s=options.time_limit_s,
+        processes=options.processes,
+        plans=options.keep,
     )
-    return metis.search(profiles, cluster, global_batch, settings)
+    return exact.search(profiles, cluster, global_batch, ours, progress)
+
+
+def with_modelled(profiles: Profiles, cluster: Cluster) -> Profiles:
+    """The profiles with a point on each of the cluster's device types for every degree and micro-batch that some type
+    has; from the roofline where measured points do not surround it."""
+    grid = sorted({(tp, samples) for _, tp, samples in profiles.points})
+    types = sorted({device.type for device in cluster.devices})
+    return _filled(profiles, cluster, [(name, tp, samples) for name in types for tp, samples in grid])
 
 
 def evaluator(profiles: Profiles, options: Options) -> Evaluate:
@@ -79,15 +137,17 @@ def simulated(costed: CostedPlan, cluster: Cluster, profiles: Profiles) -> Simul
 
 def completed(plan: ParallelPlan, profiles: Profiles, cluster: Cluster, model_missing: bool) -> Profiles:
     """The profiles with the points that a plan needs and no measured ones surround, if they may be modelled."""
-    missing = [key for key in _keys(plan, cluster) if isinstance(interpolate(profiles, key), Gap)]
-    if not missing or not model_missing:
-        return profiles
-    lookup = Lookup(profiles, cluster, model_missing)
+    return _filled(profiles, cluster, _keys(plan, cluster)) if model_missing else profiles
+
+
+def _filled(profiles: Profiles, cluster: Cluster, keys: Iterable[Key]) -> Profiles:
+    lookup = Lookup(profiles, cluster, model_missing=True)
     points = dict(profiles.points)
-    for key in missing:
-        found = lookup.get(*key)
-        if not isinstance(found, Gap):
-            points[key] = found
+    for key in keys:
+        if isinstance(interpolate(profiles, key), Gap):
+            found = lookup.get(*key)
+            if not isinstance(found, Gap):
+                points[key] = found
     return Profiles(profiles.model, points)
 
 
