@@ -15,6 +15,7 @@ from triton_ext.cli import app
 from triton_ext.errors import PlanningError
 from triton_ext.planner import cluster_file, presets
 from triton_ext.planner.parallel import plan_file, planning, profile_files, uniform
+from triton_ext.planner.parallel.plan import Settings
 from triton_ext.planner.parallel.planning import Options
 from triton_ext.planner.parallel.profiles import Profiles
 
@@ -53,7 +54,7 @@ def test_uniform_plans_are_all_that_there_are():
 
 @pytest.mark.parametrize("cost", planning.METHODS)
 def test_uniform_planning_is_no_better_than_all_its_plans(profiles, cost):
-    evaluate = planning.evaluator(profiles, Options("ours", cost))
+    evaluate = planning.evaluator(profiles, Options(cost, cost))
     best = uniform.best_uniform(profiles, SMALL, 16, evaluate)
     costs = []
     for plan in uniform.uniform_plans(SMALL, profiles.model.layers, 16):
@@ -99,11 +100,57 @@ def test_points_that_nobody_measured(profiles):
     assert any("V100-16" in point for point in found.modelled)
 
 
-def test_options_that_cannot_be():
-    with pytest.raises(PlanningError, match="algorithm 'best'; there are ours, metis"):
-        Options("best")
-    with pytest.raises(PlanningError, match="minimises the cost metis only"):
-        Options("metis", "ours")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"algorithm": "best"}, "algorithm 'best'; there are ours, metis"),
+        ({"algorithm": "metis"}, "the algorithm metis minimises the cost metis only"),
+        ({"allowed": ("all",)}, "allowed 'all'; there are recompute, shard-optimizer"),
+        ({"algorithm": "metis", "cost": "metis", "schedule": "gpipe"}, "for the schedule 1f1b only"),
+        ({"algorithm": "metis", "cost": "metis", "allowed": ("recompute",)}, "has no further settings"),
+    ],
+)
+def test_options_that_cannot_be(options, message):
+    with pytest.raises(PlanningError, match=message):
+        Options(**options)
+
+
+def test_what_is_allowed_is_tried_with_and_without():
+    tried = Options(allowed=("recompute", "shard-optimizer")).plan_settings()
+    assert tried[0] == Settings() and len(set(tried)) == 4
+    assert Settings(recompute_activations=True, shard_optimizer=True) in tried
+
+
+def test_our_search_is_no_worse_than_metis(profiles):
+    """Under our cost; and its best plan's cost is what the evaluator says."""
+    ours = planning.search(profiles, SMALL, 16, Options())
+    metis = planning.search(profiles, SMALL, 16, METIS)
+    evaluate = planning.evaluator(profiles, Options())
+    assert ours.best.cost.total_ms <= evaluate(metis.best.plan, SMALL).cost.total_ms * (1 + 1e-9)
+    assert ours.best.cost.total_ms == pytest.approx(evaluate(ours.best.plan, SMALL).cost.total_ms)
+
+
+def test_progress_is_told(profiles):
+    told = []
+    planning.search(profiles, SMALL, 8, Options(), told.append)
+    assert told and all(0 <= each.done <= each.total for each in told)
+
+
+def test_a_model_that_only_fits_with_recomputation(profiles):
+    """The memory between what plans need at least without it and with it."""
+
+    def with_memory(gib):
+        kinds = tuple(dataclasses.replace(kind, memory_bytes=int(gib * (1 << 30))) for kind in SMALL.device_types)
+        return dataclasses.replace(SMALL, device_types=kinds)
+
+    plain, recompute = Options(), Options(allowed=("recompute",))
+    for gib in (24, 20, 16, 14, 12, 10, 9, 8, 7, 6):
+        cluster = with_memory(gib)
+        if planning.search(profiles, cluster, 16, plain).best is None:
+            found = planning.search(profiles, cluster, 16, recompute)
+            assert found.best is not None and found.best.plan.settings.recompute_activations
+            return
+    raise AssertionError("every amount of memory sufficed")
 
 
 def test_command(tmp_path, profiles):
