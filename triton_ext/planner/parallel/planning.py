@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ...errors import PlanningError
@@ -11,7 +12,7 @@ from ..cluster import Cluster
 from . import metis
 from . import search as exact
 from .completion import interpolate
-from .cost import estimate
+from .cost import memory_bytes, of_work
 from .layer_tables import LayerTables
 from .lookup import Lookup
 from .pipeline import simulate
@@ -116,15 +117,18 @@ def with_modelled(profiles: Profiles, cluster: Cluster) -> Profiles:
 def evaluator(profiles: Profiles, options: Options) -> Evaluate:
     """The cost of any plan under the options' cost; it raises PlanningError for a plan that does not fit into memory or
     needs a point that is not there."""
+    tables: dict[Settings, LayerTables] = {}
 
-    def evaluate(plan: ParallelPlan, cluster: Cluster) -> CostedPlan:
+    def evaluate(plan: ParallelPlan, cluster: Cluster, below_ms: float = math.inf) -> CostedPlan | None:
         if options.cost == "metis":
             settings = metis.MetisSettings(model_missing=options.model_missing)
             found = metis.evaluate(plan, profiles, cluster, settings)
-        else:
-            found = our_cost(plan, cluster, completed(plan, profiles, cluster, options.model_missing))
-        _check_memory(found, cluster)
-        return found
+            _check_memory(plan, cluster, found.memory_bytes)
+            return found if found.cost.total_ms < below_ms else None
+        filled = completed(plan, profiles, cluster, options.model_missing)
+        if filled is not profiles:
+            return our_cost(plan, cluster, LayerTables(filled, plan.settings), below_ms)
+        return our_cost(plan, cluster, tables.setdefault(plan.settings, LayerTables(profiles, plan.settings)), below_ms)
 
     return evaluate
 
@@ -148,30 +152,37 @@ def _filled(profiles: Profiles, cluster: Cluster, keys: Iterable[Key]) -> Profil
             found = lookup.get(*key)
             if not isinstance(found, Gap):
                 points[key] = found
-    return Profiles(profiles.model, points)
+    return Profiles(profiles.model, points) if len(points) > len(profiles.points) else profiles
 
 
-def our_cost(plan: ParallelPlan, cluster: Cluster, profiles: Profiles) -> CostedPlan:
-    """A plan under our cost model."""
-    tables = LayerTables(profiles, plan.settings)
-    found = estimate(plan, cluster, profiles, tables)
+def our_cost(
+    plan: ParallelPlan, cluster: Cluster, tables: LayerTables, below_ms: float = math.inf
+) -> CostedPlan | None:
+    """A plan under our cost model; None where it is not below so many ms. `tables` are of the plan's settings.
+
+    Raises PlanningError for a plan that does not fit into memory or needs a point that is not there.
+    """
     work = step_work(plan, cluster, tables)
+    needs = memory_bytes(work)
+    memory = tuple(max(needs[device] for device in stage.devices) for stage in plan.stages)
+    _check_memory(plan, cluster, memory)
+    stage_ms = [max(sum(w.forward_s) + sum(w.backward_s) for w in stage) * 1e3 for stage in work.workers]
+    if plan.microbatches * max(stage_ms) >= below_ms:  # as much as its busiest stage computes
+        return None
+    found = of_work(work)
     cost = Cost(
         execution_ms=found.compute_s * 1e3,
         pipeline_ms=found.pipeline_s * 1e3,
         data_parallel_ms=found.all_reduce_s * 1e3,
         update_ms=found.optimizer_s * 1e3,
     )
-    stage_ms = [max(sum(w.forward_s) + sum(w.backward_s) for w in stage) * 1e3 for stage in work.workers]
-    memory = [max(found.memory_bytes[device] for device in stage.devices) for stage in plan.stages]
     sources: dict[str, list[str]] = {"interpolated": [], "modelled": []}
     for key in _keys(plan, cluster):
-        point = interpolate(profiles, key)
+        point = interpolate(tables.profiles, key)
         if not isinstance(point, Gap) and point.source in sources:
             sources[point.source].append("{} tp {} micro-batch {}".format(*key))
-    return CostedPlan(
-        plan, cost, tuple(stage_ms), tuple(memory), tuple(sources["modelled"]), tuple(sources["interpolated"])
-    )
+    costed = CostedPlan(plan, cost, tuple(stage_ms), memory, tuple(sources["modelled"]), tuple(sources["interpolated"]))
+    return costed if cost.total_ms < below_ms else None
 
 
 def _keys(plan: ParallelPlan, cluster: Cluster) -> list[Key]:
@@ -186,8 +197,9 @@ def _keys(plan: ParallelPlan, cluster: Cluster) -> list[Key]:
     return sorted(keys)
 
 
-def _check_memory(costed: CostedPlan, cluster: Cluster) -> None:
-    for number, (stage, needed) in enumerate(zip(costed.plan.stages, costed.memory_bytes, strict=True)):
+def _check_memory(plan: ParallelPlan, cluster: Cluster, memory_bytes: Sequence[int]) -> None:
+    """memory_bytes: the largest need of a device, by stage."""
+    for number, (stage, needed) in enumerate(zip(plan.stages, memory_bytes, strict=True)):
         for device in stage.devices:
             name = cluster.devices[device].type
             limit = cluster.device_type(name).memory_bytes

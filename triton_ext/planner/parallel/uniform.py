@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 from ...errors import PlanningError
 from ..cluster import Cluster
@@ -11,7 +13,10 @@ from .plan import ParallelPlan, Replica, Stage
 from .profiles import Profiles
 from .result import CostedPlan
 
-Evaluate = Callable[[ParallelPlan, Cluster], CostedPlan]  # raises PlanningError for a plan that cannot be
+
+class Evaluate(Protocol):
+    def __call__(self, plan: ParallelPlan, cluster: Cluster, below_ms: float = math.inf) -> CostedPlan | None:
+        """A plan's cost; None where it is not below so many ms. Raises PlanningError for a plan that cannot be."""
 
 
 def uniform_plans(cluster: Cluster, layers: int, global_batch: int) -> Iterator[ParallelPlan]:
@@ -54,11 +59,9 @@ def _best(plans: Iterable[ParallelPlan], cluster: Cluster, evaluate: Evaluate) -
     best: CostedPlan | None = None
     for plan in plans:
         try:
-            found = evaluate(plan, cluster)
+            best = evaluate(plan, cluster, best.cost.total_ms if best else math.inf) or best
         except PlanningError:
             continue
-        if best is None or found.cost.total_ms < best.cost.total_ms:
-            best = found
     return best
 
 
