@@ -54,32 +54,33 @@ def test_uniform_plans_are_all_that_there_are():
 
 @pytest.mark.parametrize("cost", planning.METHODS)
 def test_uniform_planning_is_no_better_than_all_its_plans(profiles, cost):
-    evaluate = planning.evaluator(profiles, Options(cost, cost))
-    best = uniform.best_uniform(profiles, SMALL, 16, evaluate)
+    evaluator = planning.evaluator(profiles, Options(cost, cost))
+    best = uniform.best_uniform(profiles, SMALL, 16, evaluator)
     costs = []
     for plan in uniform.uniform_plans(SMALL, profiles.model.layers, 16):
         try:
-            costs.append(evaluate(plan, SMALL).cost.total_ms)
+            costs.append(evaluator.cost(plan, SMALL).cost.total_ms)
+            assert evaluator.bound_ms(plan, SMALL) <= costs[-1]
         except PlanningError as error:
             assert "GiB" in str(error) or "profiled range" in str(error)
     assert best.cost.total_ms == min(costs) and len(costs) > 3
-    slowest = uniform.best_as_if_slowest(profiles, SMALL, 16, evaluate)
+    slowest = uniform.best_as_if_slowest(profiles, SMALL, 16, evaluator)
     assert slowest is None or slowest.cost.total_ms >= best.cost.total_ms
 
 
 def test_no_uniform_plan_fits(profiles):
     tiny = dataclasses.replace(presets.device_type("V100-16"), memory_bytes=1 << 30)
     cluster = dataclasses.replace(presets.cluster({"V100-16": 2}), device_types=(tiny,))
-    evaluate = planning.evaluator(profiles, METIS)
-    assert uniform.best_uniform(profiles, cluster, 4, evaluate) is None
-    assert uniform.best_as_if_slowest(profiles, cluster, 4, evaluate) is None
+    evaluator = planning.evaluator(profiles, METIS)
+    assert uniform.best_uniform(profiles, cluster, 4, evaluator) is None
+    assert uniform.best_as_if_slowest(profiles, cluster, 4, evaluator) is None
 
 
 def test_both_costs_of_one_plan_are_close(profiles):
     """Two models of the same step: the simulator is nearer to ours."""
     result = planning.search(profiles, SMALL, 16, METIS)
     found = planning.simulated(result.best, SMALL, profiles)
-    ours = planning.evaluator(profiles, Options())(result.best.plan, SMALL).cost.total_ms
+    ours = planning.evaluator(profiles, Options()).cost(result.best.plan, SMALL).cost.total_ms
     assert ours == pytest.approx(found.simulated_ms, rel=0.05)
     assert result.best.cost.total_ms == pytest.approx(found.simulated_ms, rel=0.3)
 
@@ -95,8 +96,8 @@ def test_points_that_nobody_measured(profiles):
     assert planning.simulated(modelled.best, SMALL, partial).simulated_ms > 0
     plan = modelled.best.plan
     with pytest.raises(PlanningError, match="V100-16"):
-        planning.evaluator(partial, Options())(plan, SMALL)
-    found = planning.evaluator(partial, Options(model_missing=True))(plan, SMALL)
+        planning.evaluator(partial, Options()).cost(plan, SMALL)
+    found = planning.evaluator(partial, Options(model_missing=True)).cost(plan, SMALL)
     assert any("V100-16" in point for point in found.modelled)
 
 
@@ -125,9 +126,9 @@ def test_our_search_is_no_worse_than_metis(profiles):
     """Under our cost; and its best plan's cost is what the evaluator says."""
     ours = planning.search(profiles, SMALL, 16, Options())
     metis = planning.search(profiles, SMALL, 16, METIS)
-    evaluate = planning.evaluator(profiles, Options())
-    assert ours.best.cost.total_ms <= evaluate(metis.best.plan, SMALL).cost.total_ms * (1 + 1e-9)
-    assert ours.best.cost.total_ms == pytest.approx(evaluate(ours.best.plan, SMALL).cost.total_ms)
+    evaluator = planning.evaluator(profiles, Options())
+    assert ours.best.cost.total_ms <= evaluator.cost(metis.best.plan, SMALL).cost.total_ms * (1 + 1e-9)
+    assert ours.best.cost.total_ms == pytest.approx(evaluator.cost(ours.best.plan, SMALL).cost.total_ms)
 
 
 def test_progress_is_told(profiles):

@@ -102,10 +102,10 @@ def _plan(
     console.print(report.outcome(result))
     found = [planning.simulated(each, cluster, profiles) for each in result.plans[: options.keep]]
     if found:
-        evaluate = planning.evaluator(profiles, options)
+        evaluator = planning.evaluator(profiles, options)
         others = {
-            "best uniform plan": uniform.best_uniform(profiles, cluster, batch, evaluate),
-            "as if all devices were the slowest": uniform.best_as_if_slowest(profiles, cluster, batch, evaluate),
+            "best uniform plan": uniform.best_uniform(profiles, cluster, batch, evaluator),
+            "as if all devices were the slowest": uniform.best_as_if_slowest(profiles, cluster, batch, evaluator),
         }
         console.print(report.plans(found, cluster), report.stages(found[0], cluster), report.memory(found[0], cluster))
         console.print(report.speed_ups(found[0].costed, others))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...errors import PlanningError
 from ..cluster import Cluster
@@ -22,8 +21,8 @@ from .profiles import Gap, Key, Profiles
 from .report import Simulated
 from .result import Cost, CostedPlan, SearchResult
 from .search import Progress, SearchSettings
-from .step_work import step_work
-from .uniform import Evaluate
+from .step_work import StepWork, step_work
+from .uniform import Evaluator
 
 METHODS = ("ours", "metis")
 ALLOWED = {
@@ -114,23 +113,71 @@ def with_modelled(profiles: Profiles, cluster: Cluster) -> Profiles:
     return _filled(profiles, cluster, [(name, tp, samples) for name in types for tp, samples in grid])
 
 
-def evaluator(profiles: Profiles, options: Options) -> Evaluate:
-    """The cost of any plan under the options' cost; it raises PlanningError for a plan that does not fit into memory or
-    needs a point that is not there."""
-    tables: dict[Settings, LayerTables] = {}
+def evaluator(profiles: Profiles, options: Options) -> Evaluator:
+    """The cost of any plan under the options' cost: a plan that does not fit into memory, or needs a point that is not
+    there, is refused."""
+    return (_MetisCost if options.cost == "metis" else _OurCost)(profiles, options.model_missing)
 
-    def evaluate(plan: ParallelPlan, cluster: Cluster, below_ms: float = math.inf) -> CostedPlan | None:
-        if options.cost == "metis":
-            settings = metis.MetisSettings(model_missing=options.model_missing)
-            found = metis.evaluate(plan, profiles, cluster, settings)
-            _check_memory(plan, cluster, found.memory_bytes)
-            return found if found.cost.total_ms < below_ms else None
-        filled = completed(plan, profiles, cluster, options.model_missing)
-        if filled is not profiles:
-            return our_cost(plan, cluster, LayerTables(filled, plan.settings), below_ms)
-        return our_cost(plan, cluster, tables.setdefault(plan.settings, LayerTables(profiles, plan.settings)), below_ms)
 
-    return evaluate
+@dataclass
+class _MetisCost:
+    profiles: Profiles
+    model_missing: bool
+
+    def cost(self, plan: ParallelPlan, cluster: Cluster) -> CostedPlan:
+        settings = metis.MetisSettings(model_missing=self.model_missing)
+        found = metis.evaluate(plan, self.profiles, cluster, settings)
+        _check_memory(plan, cluster, found.memory_bytes)
+        return found
+
+    def bound_ms(self, plan: ParallelPlan, cluster: Cluster) -> float:
+        return self.cost(plan, cluster).cost.total_ms
+
+
+@dataclass
+class _OurCost:
+    profiles: Profiles
+    model_missing: bool
+    tables: dict[Settings, LayerTables] = field(default_factory=dict)
+
+    def cost(self, plan: ParallelPlan, cluster: Cluster) -> CostedPlan:
+        filled, work = self._work(plan, cluster)
+        found = of_work(work)
+        cost = Cost(
+            execution_ms=found.compute_s * 1e3,
+            pipeline_ms=found.pipeline_s * 1e3,
+            data_parallel_ms=found.all_reduce_s * 1e3,
+            update_ms=found.optimizer_s * 1e3,
+        )
+        memory = tuple(max(found.memory_bytes[device] for device in stage.devices) for stage in plan.stages)
+        sources: dict[str, list[str]] = {"interpolated": [], "modelled": []}
+        for key in _keys(plan, cluster):
+            point = interpolate(filled, key)
+            if not isinstance(point, Gap) and point.source in sources:
+                sources[point.source].append("{} tp {} micro-batch {}".format(*key))
+        return CostedPlan(
+            plan, cost, _stage_ms(work), memory, tuple(sources["modelled"]), tuple(sources["interpolated"])
+        )
+
+    def bound_ms(self, plan: ParallelPlan, cluster: Cluster) -> float:
+        """What the busiest stage computes."""
+        return plan.microbatches * max(_stage_ms(self._work(plan, cluster)[1]))
+
+    def _work(self, plan: ParallelPlan, cluster: Cluster) -> tuple[Profiles, StepWork]:
+        filled = completed(plan, self.profiles, cluster, self.model_missing)
+        if filled is self.profiles:
+            tables = self.tables.setdefault(plan.settings, LayerTables(filled, plan.settings))
+        else:
+            tables = LayerTables(filled, plan.settings)
+        work = step_work(plan, cluster, tables)
+        needs = memory_bytes(work)
+        _check_memory(plan, cluster, [max(needs[device] for device in stage.devices) for stage in plan.stages])
+        return filled, work
+
+
+def _stage_ms(work: StepWork) -> tuple[float, ...]:
+    """One micro-batch, forward and backward, by stage."""
+    return tuple(max(sum(w.forward_s) + sum(w.backward_s) for w in stage) * 1e3 for stage in work.workers)
 
 
 def simulated(costed: CostedPlan, cluster: Cluster, profiles: Profiles) -> Simulated:
@@ -153,36 +200,6 @@ def _filled(profiles: Profiles, cluster: Cluster, keys: Iterable[Key]) -> Profil
             if not isinstance(found, Gap):
                 points[key] = found
     return Profiles(profiles.model, points) if len(points) > len(profiles.points) else profiles
-
-
-def our_cost(
-    plan: ParallelPlan, cluster: Cluster, tables: LayerTables, below_ms: float = math.inf
-) -> CostedPlan | None:
-    """A plan under our cost model; None where it is not below so many ms. `tables` are of the plan's settings.
-
-    Raises PlanningError for a plan that does not fit into memory or needs a point that is not there.
-    """
-    work = step_work(plan, cluster, tables)
-    needs = memory_bytes(work)
-    memory = tuple(max(needs[device] for device in stage.devices) for stage in plan.stages)
-    _check_memory(plan, cluster, memory)
-    stage_ms = [max(sum(w.forward_s) + sum(w.backward_s) for w in stage) * 1e3 for stage in work.workers]
-    if plan.microbatches * max(stage_ms) >= below_ms:  # as much as its busiest stage computes
-        return None
-    found = of_work(work)
-    cost = Cost(
-        execution_ms=found.compute_s * 1e3,
-        pipeline_ms=found.pipeline_s * 1e3,
-        data_parallel_ms=found.all_reduce_s * 1e3,
-        update_ms=found.optimizer_s * 1e3,
-    )
-    sources: dict[str, list[str]] = {"interpolated": [], "modelled": []}
-    for key in _keys(plan, cluster):
-        point = interpolate(tables.profiles, key)
-        if not isinstance(point, Gap) and point.source in sources:
-            sources[point.source].append("{} tp {} micro-batch {}".format(*key))
-    costed = CostedPlan(plan, cost, tuple(stage_ms), memory, tuple(sources["modelled"]), tuple(sources["interpolated"]))
-    return costed if cost.total_ms < below_ms else None
 
 
 def _keys(plan: ParallelPlan, cluster: Cluster) -> list[Key]:

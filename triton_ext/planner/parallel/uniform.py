@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import math
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
@@ -14,9 +14,13 @@ from .profiles import Profiles
 from .result import CostedPlan
 
 
-class Evaluate(Protocol):
-    def __call__(self, plan: ParallelPlan, cluster: Cluster, below_ms: float = math.inf) -> CostedPlan | None:
-        """A plan's cost; None where it is not below so many ms. Raises PlanningError for a plan that cannot be."""
+class Evaluator(Protocol):
+    """Of plans on clusters. Both raise PlanningError for a plan that cannot be."""
+
+    def cost(self, plan: ParallelPlan, cluster: Cluster) -> CostedPlan: ...
+
+    def bound_ms(self, plan: ParallelPlan, cluster: Cluster) -> float:
+        """The plan costs no less; quicker to tell than its cost."""
 
 
 def uniform_plans(cluster: Cluster, layers: int, global_batch: int) -> Iterator[ParallelPlan]:
@@ -31,9 +35,9 @@ def uniform_plans(cluster: Cluster, layers: int, global_batch: int) -> Iterator[
                     yield _plan(stages, dp, tp, layers, samples, global_batch)
 
 
-def best_uniform(profiles: Profiles, cluster: Cluster, global_batch: int, evaluate: Evaluate) -> CostedPlan | None:
+def best_uniform(profiles: Profiles, cluster: Cluster, global_batch: int, evaluator: Evaluator) -> CostedPlan | None:
     """The cheapest uniform plan; None where none is feasible."""
-    return _best(uniform_plans(cluster, profiles.model.layers, global_batch), cluster, evaluate)
+    return _best(uniform_plans(cluster, profiles.model.layers, global_batch), cluster, evaluator)
 
 
 def best_as_if_slowest(
@@ -47,21 +51,26 @@ def best_as_if_slowest(
     chosen: CostedPlan | None = None
     for name in sorted({device.type for device in cluster.devices}):
         nodes = [dataclasses.replace(node, device_types=(name,) * len(node.device_types)) for node in cluster.nodes]
-        found = best_uniform(profiles, dataclasses.replace(cluster, nodes=tuple(nodes)), global_batch, evaluate)
+        found = best_uniform(profiles, dataclasses.replace(cluster, nodes=tuple(nodes)), global_batch, evaluator)
         if found is None:  # not even slowly
             return None
         if chosen is None or found.cost.total_ms > chosen.cost.total_ms:
             chosen = found
-    return None if chosen is None else _best([chosen.plan], cluster, evaluate)
+    return None if chosen is None else _best([chosen.plan], cluster, evaluator)
 
 
-def _best(plans: Iterable[ParallelPlan], cluster: Cluster, evaluate: Evaluate) -> CostedPlan | None:
+def _best(plans: Iterable[ParallelPlan], cluster: Cluster, evaluator: Evaluator) -> CostedPlan | None:
+    bounded: list[tuple[float, int, ParallelPlan]] = []
+    for number, plan in enumerate(plans):
+        with contextlib.suppress(PlanningError):
+            bounded.append((evaluator.bound_ms(plan, cluster), number, plan))
     best: CostedPlan | None = None
-    for plan in plans:
-        try:
-            best = evaluate(plan, cluster, best.cost.total_ms if best else math.inf) or best
-        except PlanningError:
-            continue
+    for bound_ms, _, plan in sorted(bounded, key=lambda each: each[:2]):
+        if best is not None and bound_ms >= best.cost.total_ms:
+            break
+        found = evaluator.cost(plan, cluster)
+        if best is None or found.cost.total_ms < best.cost.total_ms:
+            best = found
     return best
 
 
