@@ -41,7 +41,7 @@ def best_uniform(profiles: Profiles, cluster: Cluster, global_batch: int, evalua
 
 
 def best_as_if_slowest(
-    profiles: Profiles, cluster: Cluster, global_batch: int, evaluate: Evaluate
+    profiles: Profiles, cluster: Cluster, global_batch: int, evaluator: Evaluator
 ) -> CostedPlan | None:
     """The uniform plan that would be the cheapest if all devices were of the slowest type, at its real cost.
 
