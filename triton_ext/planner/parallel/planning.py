@@ -21,7 +21,7 @@ from .profiles import Gap, Key, Profiles
 from .report import Simulated
 from .result import Cost, CostedPlan, SearchResult
 from .search import Progress, SearchSettings
-from .step_work import StepWork, step_work
+from .step_work import StepWork, Worker, step_work
 from .uniform import Evaluator
 
 METHODS = ("ours", "metis")
@@ -160,8 +160,13 @@ class _OurCost:
         )
 
     def bound_ms(self, plan: ParallelPlan, cluster: Cluster) -> float:
-        """What the busiest stage computes."""
-        return plan.microbatches * max(_stage_ms(self._work(plan, cluster)[1]))
+        """All that a stage computes, after the first forward has come to it and before the last backward has left."""
+        work = self._work(plan, cluster)[1]
+        bounds, before_ms = [], 0.0
+        for stage, stage_ms in zip(work.workers, _stage_ms(work), strict=True):
+            bounds.append(before_ms + plan.microbatches * stage_ms)
+            before_ms += min(_microbatch_s(worker) for worker in stage) * 1e3
+        return max(bounds)
 
     def _work(self, plan: ParallelPlan, cluster: Cluster) -> tuple[Profiles, StepWork]:
         filled = completed(plan, self.profiles, cluster, self.model_missing)
@@ -177,7 +182,11 @@ class _OurCost:
 
 def _stage_ms(work: StepWork) -> tuple[float, ...]:
     """One micro-batch, forward and backward, by stage."""
-    return tuple(max(sum(w.forward_s) + sum(w.backward_s) for w in stage) * 1e3 for stage in work.workers)
+    return tuple(max(map(_microbatch_s, stage)) * 1e3 for stage in work.workers)
+
+
+def _microbatch_s(worker: Worker) -> float:
+    return sum(worker.forward_s) + sum(worker.backward_s)
 
 
 def simulated(costed: CostedPlan, cluster: Cluster, profiles: Profiles) -> Simulated:
