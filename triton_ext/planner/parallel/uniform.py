@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
@@ -37,7 +38,8 @@ def uniform_plans(cluster: Cluster, layers: int, global_batch: int) -> Iterator[
 
 def best_uniform(profiles: Profiles, cluster: Cluster, global_batch: int, evaluator: Evaluator) -> CostedPlan | None:
     """The cheapest uniform plan; None where none is feasible."""
-    return _best(uniform_plans(cluster, profiles.model.layers, global_batch), cluster, evaluator)
+    plans = uniform_plans(cluster, profiles.model.layers, global_batch)
+    return _best(_bounded(plans, cluster, evaluator), cluster, evaluator)
 
 
 def best_as_if_slowest(
@@ -45,27 +47,35 @@ def best_as_if_slowest(
 ) -> CostedPlan | None:
     """The uniform plan that would be the cheapest if all devices were of the slowest type, at its real cost.
 
-    The slowest type is the one that a cluster of it alone would be planned worst for. None where that cluster, or the
-    real one, cannot run the plan.
+    The slowest type is the one for which the least bound of a plan is the highest. None where a cluster of that type
+    alone, or the real one, cannot run the plan.
     """
-    chosen: CostedPlan | None = None
+    plans = list(uniform_plans(cluster, profiles.model.layers, global_batch))
+    equal = []
     for name in sorted({device.type for device in cluster.devices}):
         nodes = [dataclasses.replace(node, device_types=(name,) * len(node.device_types)) for node in cluster.nodes]
-        found = best_uniform(profiles, dataclasses.replace(cluster, nodes=tuple(nodes)), global_batch, evaluator)
-        if found is None:  # not even slowly
-            return None
-        if chosen is None or found.cost.total_ms > chosen.cost.total_ms:
-            chosen = found
-    return None if chosen is None else _best([chosen.plan], cluster, evaluator)
+        equal.append(dataclasses.replace(cluster, nodes=tuple(nodes)))
+    bounded = [_bounded(plans, each, evaluator) for each in equal]
+    slowest = max(range(len(equal)), key=lambda index: bounded[index][0][0] if bounded[index] else math.inf)
+    chosen = _best(bounded[slowest], equal[slowest], evaluator)
+    return _best(_bounded([chosen.plan], cluster, evaluator), cluster, evaluator) if chosen else None
 
 
-def _best(plans: Iterable[ParallelPlan], cluster: Cluster, evaluator: Evaluator) -> CostedPlan | None:
-    bounded: list[tuple[float, int, ParallelPlan]] = []
+_Bounded = list[tuple[float, int, ParallelPlan]]  # by bound
+
+
+def _bounded(plans: Iterable[ParallelPlan], cluster: Cluster, evaluator: Evaluator) -> _Bounded:
+    """The plans that can be, with the least that they cost, ascending."""
+    found: _Bounded = []
     for number, plan in enumerate(plans):
         with contextlib.suppress(PlanningError):
-            bounded.append((evaluator.bound_ms(plan, cluster), number, plan))
+            found.append((evaluator.bound_ms(plan, cluster), number, plan))
+    return sorted(found, key=lambda each: each[:2])
+
+
+def _best(bounded: _Bounded, cluster: Cluster, evaluator: Evaluator) -> CostedPlan | None:
     best: CostedPlan | None = None
-    for bound_ms, _, plan in sorted(bounded, key=lambda each: each[:2]):
+    for bound_ms, _, plan in bounded:
         if best is not None and bound_ms >= best.cost.total_ms:
             break
         found = evaluator.cost(plan, cluster)
