@@ -56,7 +56,8 @@ class LayerTables:
         """The table of a device type, degree and number of samples, in a stage of dp replicas; Gap where the profiles
         neither have the point nor points around it. A replica without samples keeps the state of one with one sample.
         """
-        at = (key, dp)
+        sharded = self.settings.shard_optimizer or self.settings.shard_parameters
+        at = (key, dp if sharded else 1)
         if at not in self._tables:
             device_type, tp, samples = key
             near = key if samples else (device_type, tp, self.profiles.microbatches.get((device_type, tp), (1,))[0])
