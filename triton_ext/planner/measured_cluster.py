@@ -18,7 +18,8 @@ def cluster(measured: Measurements, within_host: Transport = "messages") -> Clus
 
     A device's peak is its bfloat16 throughput. A fabric's bandwidth is what one rank sends while all do, and its
     latency a message's alone. Hosts meet at one switch, each link as wide as the host's ranks could fill it, if that
-    explains every measured pair of hosts within 15 %; else there is a link of its own for each pair.
+    explains every measured pair of hosts within 15 %; else there is a link of its own for each pair. Figures are
+    rounded to four digits.
     """
     types = _device_types(measured)
     nodes = [
@@ -51,8 +52,8 @@ def _device_types(measured: Measurements) -> list[DeviceType]:
         kind = DeviceType(
             names[number] + (f"-{names[: number + 1].count(names[number])}" if repeated else ""),
             figures[0].memory_bytes,
-            statistics.median(each.bfloat16_flop_per_s for each in figures),
-            statistics.median(each.memory_bandwidth_bytes_per_s for each in figures),
+            _rounded(statistics.median(each.bfloat16_flop_per_s for each in figures)),
+            _rounded(statistics.median(each.memory_bandwidth_bytes_per_s for each in figures)),
         )
         kinds |= dict.fromkeys(members, kind)
     return [kinds[rank] for rank in range(len(measured.ranks))]
@@ -67,13 +68,18 @@ def _peak(measured: Measurements, rank: int) -> float:
     return measured.ranks[rank].bfloat16_flop_per_s
 
 
+def _rounded(value: float) -> float:
+    """To four digits: no measurement has more."""
+    return float(f"{value:.4g}")
+
+
 def _type_name(device: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "-", device.replace("(R)", "").replace("(TM)", "")).strip("-") or "device"
 
 
 def _fabric(measured: Measurements, ranks: tuple[int, ...], transport: Transport) -> Fabric:
     if len(ranks) == 1:  # nobody to send to: a copy in its own memory
-        return Fabric(measured.ranks[ranks[0]].memory_bandwidth_bytes_per_s, 0.0)
+        return Fabric(_rounded(measured.ranks[ranks[0]].memory_bandwidth_bytes_per_s), 0.0)
     sent, latencies = [], []
     for source in ranks:
         pairs = [(source, destination) for destination in ranks if destination != source]
@@ -81,7 +87,7 @@ def _fabric(measured: Measurements, ranks: tuple[int, ...], transport: Transport
         latencies += [line.latency_s for line in alone]
         together = _together(measured, pairs, transport)
         sent.append(together or max(line.bandwidth_bytes_per_s for line in alone))
-    return Fabric(statistics.median(sent), statistics.median(latencies))
+    return Fabric(_rounded(statistics.median(sent)), _rounded(statistics.median(latencies)))
 
 
 def _between(measured: Measurements, source: int, destination: int) -> tuple[float, float]:
@@ -123,8 +129,8 @@ def _through_a_switch(measured: Measurements, kinds: Iterable[DeviceType], nodes
         switch += "-"
     links = []
     for host, node in enumerate(nodes):
-        links.append(Link(node.name, switch, widths[host, 0], latencies[host, 0]))
-        links.append(Link(switch, node.name, widths[host, 1], latencies[host, 1]))
+        links.append(Link(node.name, switch, _rounded(widths[host, 0]), _rounded(latencies[host, 0])))
+        links.append(Link(switch, node.name, _rounded(widths[host, 1]), _rounded(latencies[host, 1])))
     return Cluster(tuple(kinds), tuple(nodes), (switch,), tuple(links))
 
 
@@ -134,5 +140,5 @@ def _directly(measured: Measurements, kinds: Iterable[DeviceType], nodes: list[N
         for b, destination in enumerate(nodes):
             if a != b:
                 bandwidth, latency_s = _between(measured, a, b)
-                links.append(Link(source.name, destination.name, bandwidth, latency_s))
+                links.append(Link(source.name, destination.name, _rounded(bandwidth), _rounded(latency_s)))
     return Cluster(tuple(kinds), tuple(nodes), (), tuple(links))

@@ -164,7 +164,7 @@ def test_command(tmp_path, profiles):
     assert "example-gpt: 26 layers, batch 64, on 16 devices (8 A100-40, 8 V100-16) on 4 nodes" in output
     for title in ("Best plans", "Stages of the best plan", "Memory of the best plan", "Against simpler planning"):
         assert title in output
-    assert "modelled, not measured: " in output and "Plans that cannot be" in output
+    assert "modelled, not measured: " in output and "What cannot be" in output
     file = plan_file.load(tmp_path / "plan.json")
     file.check(plan_file.inputs(profiles, CLUSTER, 64, METIS.record()))
     assert file.model == "example-gpt" and file.cost_ms > 0 and file.simulated_ms > 0

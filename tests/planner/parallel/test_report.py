@@ -64,7 +64,7 @@ def test_plans_with_both_costs():
     assert f"{best.simulated_ms:.5g} ({best.simulated_ms / 100 - 1:+.1%})" in shown
     assert "16 layers on 4 A100-40, dp 2, tp 2" in shown and "16 layers on 4 V100-16, dp 2, tp 2" in shown
     assert "(with interpolated points)" in shown and "4 of 2" in shown
-    assert "4|4|4|4 layers on 4 stages, each 1 V100-16, dp 1, tp 1" in shown
+    assert "4|4|4|4 layers, each on 1 V100-16, dp 1, tp 1" in shown
 
 
 def test_stages_and_memory():

@@ -19,7 +19,7 @@ from .plan import ParallelPlan, Settings
 from .plan_file import Option
 from .profiles import Gap, Key, Profiles
 from .report import Simulated
-from .result import Cost, CostedPlan, SearchResult
+from .result import CostedPlan, SearchResult
 from .search import Progress, SearchSettings
 from .step_work import StepWork, Worker, step_work
 from .uniform import Evaluator
@@ -141,23 +141,8 @@ class _OurCost:
     tables: dict[Settings, LayerTables] = field(default_factory=dict)
 
     def cost(self, plan: ParallelPlan, cluster: Cluster) -> CostedPlan:
-        filled, work = self._work(plan, cluster)
-        found = of_work(work)
-        cost = Cost(
-            execution_ms=found.compute_s * 1e3,
-            pipeline_ms=found.pipeline_s * 1e3,
-            data_parallel_ms=found.all_reduce_s * 1e3,
-            update_ms=found.optimizer_s * 1e3,
-        )
-        memory = tuple(max(found.memory_bytes[device] for device in stage.devices) for stage in plan.stages)
-        sources: dict[str, list[str]] = {"interpolated": [], "modelled": []}
-        for key in _keys(plan, cluster):
-            point = interpolate(filled, key)
-            if not isinstance(point, Gap) and point.source in sources:
-                sources[point.source].append("{} tp {} micro-batch {}".format(*key))
-        return CostedPlan(
-            plan, cost, _stage_ms(work), memory, tuple(sources["modelled"]), tuple(sources["interpolated"])
-        )
+        tables, work = self._work(plan, cluster)
+        return exact.costed(plan, of_work(work), cluster, tables)
 
     def bound_ms(self, plan: ParallelPlan, cluster: Cluster) -> float:
         """All that a stage computes, after the first forward has come to it and before the last backward has left."""
@@ -168,7 +153,7 @@ class _OurCost:
             before_ms += min(_microbatch_s(worker) for worker in stage) * 1e3
         return max(bounds)
 
-    def _work(self, plan: ParallelPlan, cluster: Cluster) -> tuple[Profiles, StepWork]:
+    def _work(self, plan: ParallelPlan, cluster: Cluster) -> tuple[LayerTables, StepWork]:
         filled = completed(plan, self.profiles, cluster, self.model_missing)
         if filled is self.profiles:
             tables = self.tables.setdefault(plan.settings, LayerTables(filled, plan.settings))
@@ -177,7 +162,7 @@ class _OurCost:
         work = step_work(plan, cluster, tables)
         needs = memory_bytes(work)
         _check_memory(plan, cluster, [max(needs[device] for device in stage.devices) for stage in plan.stages])
-        return filled, work
+        return tables, work
 
 
 def _stage_ms(work: StepWork) -> tuple[float, ...]:

@@ -90,7 +90,7 @@ def plans(found: Sequence[Simulated], cluster: Cluster) -> Table:
         table.add_row(
             str(rank),
             f"{total_ms:.5g}",
-            f"{each.simulated_ms:.5g}" + (f" ({each.simulated_ms / total_ms - 1:+.1%})" if total_ms else ""),
+            f"{each.simulated_ms:.5g}" + (f" ({_change(each.simulated_ms / total_ms)})" if total_ms else ""),
             f"{plan.global_batch / each.step.step_time_s:.4g}",
             str(len(plan.stages)),
             f"{plan.microbatches} of {plan.microbatch_samples}",
@@ -166,19 +166,19 @@ def bar(share: float) -> Text:
 
 
 def rejected(result: SearchResult) -> RenderableType:
-    """Plans that cannot be, counted by reason, and what was left out untried."""
+    """What cannot be, counted by reason, and what was left out."""
     parts: list[RenderableType] = []
     if result.rejected:
-        table = Table(title="Plans that cannot be")
+        table = Table(title="What cannot be")
         table.add_column("reason")
-        table.add_column("plans", justify="right")
-        table.add_column("the first one")
+        table.add_column("count", justify="right")
+        table.add_column("for instance")
         for reason in _by_count(result.rejected):
             table.add_row(reason.code, f"{reason.count:,}", reason.example)
         parts.append(table)
     if any(result.pruned.values()):
         rules = ", ".join(f"{name} {count:,}" for name, count in sorted(result.pruned.items()) if count)
-        parts.append(Text(f"left out untried, by rule: {rules}"))
+        parts.append(Text(f"left out, by rule: {rules}"))
     return Group(*parts)
 
 
@@ -206,6 +206,10 @@ def speed_ups(best: CostedPlan, others: Mapping[str, CostedPlan | None]) -> Tabl
     return table
 
 
+def _change(ratio: float) -> str:
+    return f"{round(ratio - 1, 3) + 0.0:+.1%}"  # no -0.0
+
+
 def _by_count(reasons: Sequence[Rejected]) -> list[Rejected]:
     return sorted(reasons, key=lambda reason: (-reason.count, reason.code))
 
@@ -215,10 +219,9 @@ def _runs(plan: ParallelPlan, cluster: Cluster) -> list[str]:
     lines = []
     for devices, members in itertools.groupby(plan.stages, key=lambda stage: stage_devices(stage, cluster)):
         run = list(members)
-        several = f"{len(run)} stages, each " if len(run) > 1 else ""
         cuts = "|".join(str(stage.end - stage.begin) for stage in run)
-        layers = f"{cuts} layer{'s' if cuts != '1' else ''}"
-        lines.append(f"{layers} on {several}{devices}")
+        each = ", each" if len(run) > 1 else ""
+        lines.append(f"{cuts} layer{'s' if cuts != '1' else ''}{each} on {devices}")
     return lines
 
 
