@@ -26,7 +26,7 @@ from ..result import CostedPlan, Rejected, SearchResult
 from .balance import Balanced, Floats, Ints, balance
 from .bandwidth import Bandwidths
 from .cost import Evaluator
-from .groups import group_vectors
+from .groups import groups
 from .settings import MetisSettings
 from .stage import Rejection, Stages
 from .tables import Batch, Layout, Tables
@@ -41,6 +41,7 @@ class _Counts:
     costed: int = 0
     tried: int = 0
     space: int = 0  # strategies of the choices that were searched
+    orders: int = 0  # vectors of group sizes that max_permute_len left out, of each layout
     rejected: dict[str, int] = field(default_factory=dict)
     examples: dict[str, str] = field(default_factory=dict)
 
@@ -116,13 +117,12 @@ class _Search:
         self._layouts = [Layout(cluster, order, bandwidths) for order in itertools.permutations(types)]
         devices = len(cluster.devices)
         most = min(devices, profiles.model.layers, settings.max_stages or devices)
-        self._vectors = {
-            stages: group_vectors(devices, stages, settings.min_group_scale_variance, settings.max_permute_len)
+        self._groups = [
+            groups(devices, stages, settings.min_group_scale_variance, settings.max_permute_len)
             for stages in range(1, most + 1)
-        }
+        ]
         self._batches = [count for count in range(global_batch, 0, -1) if global_batch % count == 0]
-        sizes = {size for found in self._vectors.values() for vector in found.vectors for size in vector}
-        self._sizes = sorted(sizes or {1})
+        self._sizes = sorted({size for each in self._groups for size in each.sizes})
         samples = [global_batch // count for count in self._batches]
         self._tables = Tables(
             self._layouts, self._sizes, samples, self._stages, cluster, profiles.model, settings, bandwidths
@@ -139,10 +139,10 @@ class _Search:
                 self._notes.append(f"the time limit of {self._settings.time_limit_s:g} s ended the search")
                 break
             self._strategies(stages, plans)
-        layouts, orders = len(self._layouts), [found.pruned_by_order for found in self._vectors.values()]
+        layouts = len(self._layouts)
         pruned = {
-            "min_group_scale_variance": layouts * sum(found.pruned_by_size for found in self._vectors.values()),
-            "max_permute_len": layouts * sum(orders),
+            "min_group_scale_variance": layouts * sum(each.pruned_by_size for each in self._groups),
+            "max_permute_len": layouts * self._counts.orders,
             "least tensor parallelism first": self._counts.space - self._counts.tried,
         }
         found = self._costed_plans()
@@ -166,19 +166,19 @@ class _Search:
 
     def _plans(self) -> Iterator[tuple[int, Ints]]:
         """Stages, and plans: rows of layout, index of the micro-batches, then index of each group's size."""
-        index = {size: number for number, size in enumerate(self._sizes)}
-        for stages, found in self._vectors.items():
-            if not found.vectors:
-                continue
-            groups = np.array([[index[size] for size in vector] for vector in found.vectors], np.int64)
-            layouts, counts = len(self._layouts), len(self._batches)
-            each = max(1, _BATCH // (layouts * counts))
-            for first in range(0, len(groups), each):
-                some = groups[first : first + each]
+        layouts, counts = len(self._layouts), len(self._batches)
+        at_once = max(1, _BATCH // (layouts * counts))
+        sizes = np.array(self._sizes, np.int64)
+        for each in self._groups:
+            vectors, found = each.vectors(), 0
+            while some := list(itertools.islice(vectors, at_once)):
+                found += len(some)
+                groups = np.searchsorted(sizes, np.array(some, np.int64))
                 layout, count, vector = np.meshgrid(
                     np.arange(layouts), np.arange(counts), np.arange(len(some)), indexing="ij"
                 )
-                yield stages, np.vstack((layout.ravel(), count.ravel(), some[vector.ravel()].T))
+                yield each.stages, np.vstack((layout.ravel(), count.ravel(), groups[vector.ravel()].T))
+            self._counts.orders += each.ordered - found
 
     def _strategies(self, stages: int, plans: Ints) -> None:
         choices = self._choices(plans)
@@ -266,9 +266,10 @@ class _Search:
         raise AssertionError("a configuration is valid, so there is a profile")
 
     def _reject(self, codes: Ints) -> None:
-        for code, count in zip(*np.unique(codes, return_counts=True), strict=True):
-            rejection = self._tables.rejections[int(code) - 1]
-            self._counts.reject(rejection.code, int(count), rejection.reason)
+        counts = np.bincount(codes)
+        for code in np.flatnonzero(counts).tolist():
+            rejection = self._tables.rejections[code - 1]
+            self._counts.reject(rejection.code, int(counts[code]), rejection.reason)
 
     def _reject_memory(self, stages: int, batches: Ints, balanced: Balanced) -> None:
         failed = np.flatnonzero(balanced.attempts == 0)
@@ -319,8 +320,10 @@ class _Search:
             if same not in seen:
                 seen.add(same)
                 plans.append(evaluator.cost(plan))
+                if len(plans) == self._settings.keep:
+                    break
         plans.sort(key=lambda costed: costed.cost.total_ms)
-        return tuple(plans[: self._settings.keep])
+        return tuple(plans)
 
     def _plan(self, candidate: _Candidate) -> ParallelPlan:
         _, _, number, batches, groups, degrees, edges = candidate
