@@ -39,7 +39,7 @@ def plan(
     cost: Annotated[
         Method | None, typer.Option(help="The cost model that the search minimises; default: the algorithm's own.")
     ] = None,
-    schedule: Annotated[str, typer.Option(help="1f1b or gpipe.")] = "1f1b",
+    schedule: Annotated[str, typer.Option(help="1f1b, gpipe or interleaved.")] = "1f1b",
     allow: Annotated[
         list[str] | None,
         typer.Option(help="recompute, shard-optimizer, shard-parameters or sequence-parallel; may be repeated."),
@@ -52,6 +52,7 @@ def plan(
         int | None,
         typer.Option(help="What a layer hands to the next for one sample, where profiles do not say.", min=0),
     ] = None,
+    chunks: Annotated[int, typer.Option(help="Of each stage, in an interleaved schedule: 2 or more.", min=1)] = 1,
     processes: Annotated[int, typer.Option(help="Processes that search at once.", min=1)] = 1,
     top: Annotated[int, typer.Option(help="How many plans to show.", min=1)] = 5,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the best plan as JSON.")] = None,
@@ -65,14 +66,15 @@ def plan(
         from .planning import Options
 
         options = Options(
-            algorithm.value,
-            (cost or algorithm).value,
-            schedule,
-            tuple(allow or ()),
-            modelled,
-            time_limit,
-            top,
-            processes,
+            algorithm=algorithm.value,
+            cost=(cost or algorithm).value,
+            schedule=schedule,
+            allowed=tuple(allow or ()),
+            chunks=chunks,
+            model_missing=modelled,
+            time_limit_s=time_limit,
+            keep=top,
+            processes=processes,
         )
         _plan(profiles, cluster, batch, model, activation_bytes, options, output, png)
     except TritonExtError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...errors import PlanningError
 from ..cluster import Cluster
@@ -17,6 +17,7 @@ from .lookup import Lookup
 from .pipeline import simulate
 from .plan import ParallelPlan, Settings
 from .plan_file import Option
+from .problems import costed
 from .profiles import Gap, Key, Profiles
 from .report import Simulated
 from .result import CostedPlan, SearchResult
@@ -39,7 +40,8 @@ class Options:
     """How to plan.
 
     algorithm, cost: of METHODS; Metis's search minimises Metis's cost only. schedule, allowed: what our search may use
-    beyond the plainest plan: names of ALLOWED, each of which it tries with and without. model_missing: points that no
+    beyond the plainest plan: names of ALLOWED, each of which it tries with and without. chunks: of each
+    stage in an interleaved schedule. model_missing: points that no
     profile reaches come from a roofline. keep: how many plans are returned. processes: that search at once.
     """
 
@@ -47,6 +49,7 @@ class Options:
     cost: str = "ours"
     schedule: str = "1f1b"
     allowed: tuple[str, ...] = ()
+    chunks: int = 1
     model_missing: bool = False
     time_limit_s: float = 60.0
     keep: int = 5
@@ -56,12 +59,14 @@ class Options:
         for name in ("algorithm", "cost"):
             if getattr(self, name) not in METHODS:
                 raise PlanningError(f"{name} {getattr(self, name)!r}; there are {', '.join(METHODS)}")
-        if self.algorithm != self.cost:
-            raise PlanningError(f"the algorithm {self.algorithm} minimises the cost {self.algorithm} only; give both")
+        if self.algorithm == "metis" and self.cost != "metis":
+            raise PlanningError("the algorithm metis minimises the cost metis only; give that, or the algorithm ours")
         if unknown := sorted(set(self.allowed) - set(ALLOWED)):
             raise PlanningError(f"allowed {unknown[0]!r}; there are {', '.join(ALLOWED)}")
-        if self.algorithm == "metis" and (self.allowed or self.schedule != "1f1b"):
-            raise PlanningError("the algorithm metis plans for the schedule 1f1b only, and has no further settings")
+        if self.chunks < 1 or (self.chunks > 1) != (self.schedule == "interleaved"):
+            raise PlanningError(f"schedule {self.schedule}, {self.chunks} chunks; interleaved has 2 or more, others 1")
+        if self.cost == "metis" and (self.allowed or self.schedule != "1f1b"):
+            raise PlanningError("the cost metis is of the schedule 1f1b only, and has no further settings")
 
     def record(self) -> dict[str, Option]:
         """What a plan file says of them: all that the plan depends on."""
@@ -70,6 +75,7 @@ class Options:
             "cost": self.cost,
             "schedule": self.schedule,
             "allowed": ", ".join(sorted(self.allowed)),
+            "chunks": self.chunks,
             "model_missing": self.model_missing,
         }
 
@@ -77,7 +83,8 @@ class Options:
         """Every combination of what is allowed, the plainest first."""
         names = [ALLOWED[name] for name in sorted(set(self.allowed))]
         chosen = itertools.product((False, True), repeat=len(names))
-        return tuple(Settings(**dict(zip(names, values, strict=True))) for values in chosen)
+        plain = Settings(chunks_per_stage=self.chunks)
+        return tuple(replace(plain, **dict(zip(names, values, strict=True))) for values in chosen)
 
 
 def search(
@@ -88,14 +95,16 @@ def search(
     progress: Callable[[Progress], None] | None = None,
 ) -> SearchResult:
     """The best plans, and why others cannot be. Raises PlanningError for inputs that cannot be planned for at all."""
+    published = metis.MetisSettings(
+        model_missing=options.model_missing, keep=options.keep, time_limit_s=options.time_limit_s
+    )
     if options.algorithm == "metis":
-        settings = metis.MetisSettings(
-            model_missing=options.model_missing, keep=options.keep, time_limit_s=options.time_limit_s
-        )
-        return metis.search(profiles, cluster, global_batch, settings)
+        return metis.search(profiles, cluster, global_batch, published)
     if options.model_missing:
         profiles = with_modelled(profiles, cluster)
     ours = SearchSettings(
+        cost=options.cost,
+        metis=published,
         schedule=options.schedule,
         plan_settings=options.plan_settings(),
         time_limit_s=options.time_limit_s,
@@ -142,7 +151,7 @@ class _OurCost:
 
     def cost(self, plan: ParallelPlan, cluster: Cluster) -> CostedPlan:
         tables, work = self._work(plan, cluster)
-        return exact.costed(plan, of_work(work), cluster, tables)
+        return costed(plan, of_work(work), cluster, tables)
 
     def bound_ms(self, plan: ParallelPlan, cluster: Cluster) -> float:
         """All that a stage computes, after the first forward has come to it and before the last backward has left."""
