@@ -217,6 +217,19 @@ def run(
 
 
 @app.command()
+def cpu_cluster(
+    cpu_quotas: Annotated[str, typer.Argument(metavar="0.5,0.25", help="Cores that each device may use.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The cluster file.")] = Path("cluster.yaml"),
+    timeout: Annotated[float, typer.Option(help="Seconds after which everything is ended.")] = 120.0,
+) -> None:
+    """Make a cluster of this machine's CPU, devices of different speed: measure them and what gloo carries between."""
+    from .training import command
+
+    with _errors():
+        command.cpu_cluster(cpu_quotas, output, timeout, Console())
+
+
+@app.command()
 def export(
     plan: Annotated[Path, typer.Argument(help="A plan file.")],
     to: Annotated[str, typer.Option(help="devicemesh, devicemesh-py, torchtitan or megatron.")],
