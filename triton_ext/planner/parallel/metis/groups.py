@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 Block = tuple[int, ...]
 
@@ -26,11 +27,11 @@ class Groups:
     sizes: tuple[int, ...]
     max_permute_len: int
 
-    @property
+    @cached_property
     def ordered(self) -> int:
         return count_ordered(self.devices, self.stages, self.sizes)
 
-    @property
+    @cached_property
     def pruned_by_size(self) -> int:
         return count_ordered(self.devices, self.stages, all_sizes(self.devices, self.stages)) - self.ordered
 

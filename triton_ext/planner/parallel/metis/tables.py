@@ -102,7 +102,7 @@ class Tables:
         self._memory_bytes = {device_type.name: device_type.memory_bytes for device_type in cluster.device_types}
         self._settings, self._bandwidths = settings, bandwidths
         self._levels = max(group_sizes).bit_length()
-        self._ranks = len(layouts[0].types)
+        self._ranks = len(cluster.devices)
         self._ids = np.full(len(layouts) * self._ranks * len(group_sizes) * self._levels * len(samples), -1, np.int32)
         self._columns = 1
         self._made: dict[tuple[object, ...], int] = {}
