@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import zlib
+import hashlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -122,6 +122,7 @@ def hashed_paths(snapshot: Snapshot) -> Routes:
         for i, flow in enumerate(job.flows):
             paths_of_flow = candidates(snapshot.cluster, flow)
             key = f"{snapshot.seed}/{job.name}/{i}/{flow.source}/{flow.destination}"
-            paths.append(paths_of_flow[zlib.crc32(key.encode()) % len(paths_of_flow)])
+            digest = hashlib.blake2b(key.encode(), digest_size=8).digest()  # a CRC would send neighbours one way
+            paths.append(paths_of_flow[int.from_bytes(digest) % len(paths_of_flow)])
         routes[job.name] = tuple(paths)
     return routes
