@@ -17,7 +17,7 @@ from typing import Any
 
 from triton_ext.planner import presets
 from triton_ext.planner.cluster import Cluster, Fabric, Node
-from triton_ext.planner.jobs import baselines
+from triton_ext.planner.jobs.baselines import BASELINES
 from triton_ext.planner.jobs.path_selection import select_paths
 from triton_ext.planner.jobs.policy import Decision, Policy, Snapshot, crux
 from triton_ext.planner.jobs.simulator import simulate
@@ -38,15 +38,7 @@ def crux_paths(snapshot: Snapshot) -> Decision:
     return Decision(routes, dict.fromkeys(routes, 0))
 
 
-POLICIES: dict[str, Policy] = {
-    "crux": crux,
-    "its paths": crux_paths,
-    "ECMP": baselines.ecmp,
-    "SJF": baselines.shortest_first,
-    "Sincronia": baselines.sincronia,
-    "time shift": baselines.time_shift,
-    "TACCL*": baselines.farthest_first,
-}
+POLICIES: dict[str, Policy] = {"crux": crux, "its paths": crux_paths, **BASELINES}
 
 
 @dataclass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
+
 import numpy as np
 import pytest
 
@@ -125,10 +127,12 @@ def test_too_many_choices_are_refused() -> None:
 
 
 def check_nearness(count: int) -> None:
-    found = [study.nearness(seed) for seed in range(count)]
-    shares = np.array([[near.paths, near.priorities, near.compression] for near in found])
-    assert shares.max() <= 1 + 1e-9
-    assert np.all(shares.mean(axis=0) >= 0.97), shares.mean(axis=0)
+    """0.97 of the optimum on average, and nearer than without the algorithm."""
+    found = np.array([astuple(study.nearness(seed)) for seed in range(count)])
+    assert found.max() <= 1 + 1e-9
+    ours, without = found.mean(axis=0)[:3], found.mean(axis=0)[3:]
+    assert np.all(ours >= 0.97), ours
+    assert np.all(ours > without), (ours, without)
 
 
 def test_each_algorithm_is_near_the_optimum() -> None:

@@ -12,7 +12,7 @@ from ..cluster import Cluster
 from .compression import ContentionGraph, compress_top
 from .job import Job, Routes, candidates, load_s, solo_period_s, transmit_s
 from .path_selection import Loads
-from .policy import Alignment, Decision, Snapshot
+from .policy import Alignment, Decision, Policy, Snapshot
 
 _OFFSETS = 24  # that a time shift is chosen from
 _SAMPLES = 512  # of the time over which overlap is measured
@@ -126,3 +126,12 @@ def hashed_paths(snapshot: Snapshot) -> Routes:
             paths.append(paths_of_flow[int.from_bytes(digest) % len(paths_of_flow)])
         routes[job.name] = tuple(paths)
     return routes
+
+
+BASELINES: dict[str, Policy] = {
+    "ECMP": ecmp,
+    "SJF": shortest_first,
+    "Sincronia": sincronia,
+    "time shift": time_shift,
+    "TACCL*": farthest_first,
+}

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 
 from ..cluster import Cluster
 from .assignment import order_of, priorities
+from .baselines import BASELINES
 from .compression import compress, contention_graph
 from .job import Job, Routes, candidates, fabric_s, intensity_flop_per_s, load_s, transmit_s
 from .path_selection import select_paths
+from .policy import crux
+from .simulator import Submission, simulate
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,16 @@ def environment(plan: Plan, job: Job) -> dict[str, str]:
     number = path_class(plan, job)
     if number is not None:
         result["TRITON_EXT_PATH_CLASS"] = str(number)
+    return result
+
+
+def comparison(plan: Plan, levels: int, span_s: float) -> list[tuple[str, ...]]:
+    """Of Crux and each baseline, simulated for span_s: name, Pflop, share of GPU time computing, iterations by job."""
+    result = []
+    for name, policy in {"Crux": crux, **BASELINES}.items():
+        outcome = simulate(plan.cluster, [Submission(job) for job in plan.jobs], policy, levels, span_s)
+        done = (str(job.iterations) for job in outcome.jobs)
+        result.append((name, f"{outcome.computed_flop / 1e15:.1f}", f"{outcome.utilisation:.1%}", *done))
     return result
 
 
