@@ -6,12 +6,10 @@ import json
 from dataclasses import dataclass
 
 from ..cluster import Cluster
-from .assignment import order_of, priorities
+from .assignment import order_of
 from .baselines import BASELINES
-from .compression import compress, contention_graph
 from .job import Job, Routes, candidates, fabric_s, intensity_flop_per_s, load_s, transmit_s
-from .path_selection import select_paths
-from .policy import crux
+from .policy import Snapshot, crux, crux_with_priorities
 from .simulator import Submission, simulate
 
 
@@ -26,12 +24,10 @@ class Plan:
 
 def plan(cluster: Cluster, jobs: tuple[Job, ...], levels: int) -> Plan:
     """What `policy.crux` decides, with what it is decided from. Raises PlanningError."""
-    routes = select_paths(cluster, jobs)
-    priority = priorities(cluster, jobs, routes)
-    order = order_of(priority)
-    chosen = compress(contention_graph(cluster, jobs, routes, order), levels)
+    decision, priority = crux_with_priorities(Snapshot(cluster, jobs, levels))
     by_name = {job.name: job for job in jobs}
-    return Plan(cluster, tuple(by_name[name] for name in order), routes, priority, chosen)
+    order = tuple(by_name[name] for name in order_of(priority))
+    return Plan(cluster, order, decision.routes, priority, dict(decision.levels))
 
 
 def rows(plan: Plan) -> list[tuple[str, ...]]:
