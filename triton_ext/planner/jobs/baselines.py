@@ -1,9 +1,12 @@
-"""What Crux is compared with, as policies of the same form. They keep the idea of each system, not all of it."""
+"""What Crux is compared with, as policies of the same form. They keep the idea of each system, not all of it.
+
+Paths are hashed, as without planning; those that say nothing of paths take them from another function, too.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,17 +27,17 @@ def ecmp(snapshot: Snapshot) -> Decision:
     return Decision(hashed_paths(snapshot), {job.name: 0 for job in snapshot.jobs})
 
 
-def shortest_first(snapshot: Snapshot) -> Decision:
-    """Hashed paths; the job whose iteration takes the least time on its slowest link goes first (SJF)."""
-    routes = hashed_paths(snapshot)
+def shortest_first(snapshot: Snapshot, paths: Callable[[Snapshot], Routes] | None = None) -> Decision:
+    """The job whose iteration takes the least time on its slowest link goes first (SJF)."""
+    routes = (paths or hashed_paths)(snapshot)
     seconds = {job.name: transmit_s(snapshot.cluster, job, routes[job.name]) for job in snapshot.jobs}
     order = sorted(seconds, key=lambda name: (seconds[name], name))
     return Decision(routes, compress_top(ContentionGraph(tuple(order), {}), snapshot.levels))
 
 
-def sincronia(snapshot: Snapshot) -> Decision:
-    """Hashed paths; an iteration's flows are a coflow, ordered by bottleneck (Sincronia, SIGCOMM 2018)."""
-    routes = hashed_paths(snapshot)
+def sincronia(snapshot: Snapshot, paths: Callable[[Snapshot], Routes] | None = None) -> Decision:
+    """An iteration's flows are a coflow, ordered by bottleneck (Sincronia, SIGCOMM 2018)."""
+    routes = (paths or hashed_paths)(snapshot)
     order = bottleneck_order(snapshot.cluster, snapshot.jobs, routes)
     return Decision(routes, compress_top(ContentionGraph(order, {}), snapshot.levels))
 
@@ -63,14 +66,14 @@ def bottleneck_order(cluster: Cluster, jobs: Sequence[Job], routes: Routes) -> t
     return tuple(reversed(backwards))
 
 
-def time_shift(snapshot: Snapshot) -> Decision:
-    """Hashed paths, one level; iterations are shifted so that bursts overlap little (after CASSINI, NSDI 2024).
+def time_shift(snapshot: Snapshot, paths: Callable[[Snapshot], Routes] | None = None) -> Decision:
+    """One level; iterations are shifted so that bursts overlap little (after CASSINI, NSDI 2024).
 
     A job is shifted once, when it comes: by the offset with the least demand beyond the links' bandwidths, given the
     jobs before it. Of several that come at once the one with the longest traffic chooses first. Demand is that of the
     job alone.
     """
-    cluster, routes = snapshot.cluster, hashed_paths(snapshot)
+    cluster, routes = snapshot.cluster, (paths or hashed_paths)(snapshot)
     communication_s = {job.name: transmit_s(cluster, job, routes[job.name]) for job in snapshot.jobs}
     senders = sorted(
         (job for job in snapshot.jobs if any(routes[job.name])),
