@@ -79,3 +79,16 @@ def cluster(counts: dict[str, int], devices_per_node: int = 4, network_latency_s
             nodes.append(node)
             widths[node.name] = width * size if name in _CARD_PER_DEVICE else width
     return star([DEVICE_TYPES[name] for name in counts], nodes, widths, network_latency_s)
+
+
+def parse(text: str) -> Cluster:
+    """The cluster of published devices that a text like "A100-40=8,V100-16=6" names."""
+    counts: dict[str, int] = {}
+    for part in text.split(","):
+        name, separator, number = part.strip().partition("=")
+        if not separator or not number.isdecimal():
+            raise ClusterError(f"{part.strip()!r}: write devices as TYPE=COUNT with commas, as in A100-40=8,V100-16=6")
+        if name in counts:
+            raise ClusterError(f"device type {name} is there twice; give one count")
+        counts[name] = int(number)
+    return cluster(counts)

@@ -26,8 +26,8 @@ _MORE = 6
 class Estimate:
     """Seconds of a step: its parts follow each other and add up. memory_bytes: by device of the plan.
 
-    compute_s: what the busiest stage computes; the pipeline's bubble, with what it waits for, is pipeline_s;
-    all_reduce_s and optimizer_s end the step.
+    Of the stage that ends last: compute_s, of all micro-batches; pipeline_s, its bubble, with what it waits for;
+    all_reduce_s and optimizer_s.
     """
 
     step_time_s: float
@@ -61,16 +61,13 @@ def of_work(work: StepWork) -> Estimate:
     if shorter is not work:
         period_s = _gpipe_period_s(step, shorter) if work.schedule == "gpipe" else _period_s(step, shorter)
     more_s = (work.microbatches - shorter.microbatches) * period_s
-    compute_s = max(
-        work.microbatches * (sum(worker.forward_s) + sum(worker.backward_s))
-        for stage in work.workers
-        for worker in stage
-    )
     # The step's end, from the back: the optimizer and the all-reduce of the stage that ends last.
     last = max((event for event in step.events if event.kind == OPTIMIZER), key=lambda event: event.end_s)
     ring = [event for event in step.events if event.kind == ALL_REDUCE and event.stage == last.stage]
     all_reduce_s = ring[0].end_s - ring[0].start_s if ring else 0.0
     optimizer_s = last.end_s - last.start_s
+    computed = [sum(worker.forward_s) + sum(worker.backward_s) for worker in work.workers[last.stage]]
+    compute_s = work.microbatches * max(computed)
     step_time_s = step.step_time_s + more_s
     return Estimate(
         step_time_s=step_time_s,

@@ -1,0 +1,368 @@
+"""Our search for a parallelism plan: exact over its space (space.py), or with a bound on what it may have missed.
+
+1. For each choice of device order, micro-batches and settings, a bound that takes no search (objectives.Prefixes).
+2. Choices by that bound: a beam search finds good plans; the cost model prices them.
+3. Choices whose bound is below the best plan: a label-setting dynamic program over layers and devices
+   (labels.py) finds the least that any of its plans can take.
+4. Choices that are still below it: all plans whose bound is below the best plan's cost are priced, the most promising
+   first. What is left when the time or the limit of priced plans ends is the gap.
+
+With cost="metis" the objective itself is minimised exactly in step 3. Choices are handled in rounds of fixed size, so
+that a result does not depend on the number of processes, unless the time ends.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+from ...errors import PlanningError
+from ..cluster import Cluster
+from . import labels
+from .metis import MetisSettings
+from .objectives import Objective
+from .options import Choice, choices
+from .plan import SCHEDULES, ParallelPlan, Settings
+from .problems import MetisProblem, OurProblem, Prepared, Problem, Space, plan_of
+from .profiles import Profiles
+from .result import CostedPlan, Rejected, SearchResult
+
+_ROUND = 8  # choices that are handled with the same best plan
+_BEAM = 3
+_BEAM_SHARE = 0.5  # of the time
+_PRICED = 3  # plans of a beam search, or of a bound, that the cost model prices
+_INTERLEAVED = 30  # the same, where its order says little
+_MOST = 2_000_000  # labels of one number of stages
+_ALL = 50_000  # labels of one number of stages, where none is dominated
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """What to search and for how long.
+
+    cost: "ours", or "metis": the published formula, with the units and splits of `metis`. plan_settings: alternatives
+    that all are searched. allow_unused: plans may leave devices out. seeds: plans by
+    others, which are priced too (if they fit into memory). price_limit: how many plans are priced in step 4. processes:
+    1 searches in this one. Deadline and limits make a result incomplete, never wrong: `SearchResult.gap`.
+    """
+
+    cost: str = "ours"
+    metis: MetisSettings = field(default_factory=MetisSettings)
+    schedule: str = "1f1b"
+    plan_settings: tuple[Settings, ...] = (Settings(),)
+    max_stages: int | None = None
+    allow_unused: bool = False
+    time_limit_s: float = 30.0
+    price_limit: int = 300
+    processes: int = 1
+    plans: int = 10
+    seeds: tuple[ParallelPlan, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.cost not in ("ours", "metis"):
+            raise PlanningError(f"cost {self.cost!r}; there are ours, metis")
+        if self.schedule not in SCHEDULES:
+            raise PlanningError(f"schedule {self.schedule!r}; there are {', '.join(SCHEDULES)}")
+        if not self.plan_settings:
+            raise PlanningError("plan_settings is empty; give at least one")
+        for name in ("time_limit_s", "processes", "plans"):
+            if not getattr(self, name) > 0:
+                raise PlanningError(f"{name} is {getattr(self, name)}; give more than 0")
+        if self.max_stages is not None and self.max_stages < 1:
+            raise PlanningError(f"max_stages is {self.max_stages}; give at least 1")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a search stands: its step, how many choices of it are done, and the best plan's cost (inf: none yet)."""
+
+    step: str
+    done: int
+    total: int
+    best_ms: float
+
+
+def search(
+    profiles: Profiles,
+    cluster: Cluster,
+    global_batch: int,
+    settings: SearchSettings | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> SearchResult:
+    """The best plans, best first, with a bound that no plan of the space goes below; no plans where none is feasible,
+    and why. Raises PlanningError for settings, a batch or profiles that nothing can be planned with."""
+    settings = settings or SearchSettings()
+    if global_batch < 1:
+        raise PlanningError(f"global_batch is {global_batch}; give at least 1")
+    if not cluster.devices:
+        raise PlanningError("the cluster has no devices; give at least one")
+    return _Search(profiles, cluster, global_batch, settings, progress or (lambda _: None)).run()
+
+
+# --- one choice, in whichever process ---
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What to do with a choice, how far (a plan's time to go below), and until when."""
+
+    step: str  # "bound", "beam", "labels" or "price"
+    choice: Choice
+    best_s: float
+    deadline_s: float
+    price_limit: int = 0
+
+
+@dataclass
+class _Outcome:
+    bound_s: float = 0.0  # of the choice; inf: nothing is left below best_s
+    plans: list[CostedPlan] = field(default_factory=list)
+    rejected: dict[str, int] = field(default_factory=dict)
+    in_time: bool = True
+
+
+class _Worker:
+    """Works on choices; keeps what several steps of one need."""
+
+    def __init__(self, profiles: Profiles, cluster: Cluster, global_batch: int, settings: SearchSettings) -> None:
+        self.settings, self.batch = settings, global_batch
+        self.layers, self.devices = profiles.model.layers, len(cluster.devices)
+        most = min(self.layers, self.devices, settings.max_stages or self.layers)
+        within = Space(settings.schedule, most, settings.allow_unused)
+        self.problem: Problem
+        if settings.cost == "metis":
+            self.problem = MetisProblem(profiles, cluster, global_batch, within, settings.metis)
+        else:
+            self.problem = OurProblem(profiles, cluster, global_batch, within)
+        self._max_stages = most
+        self._prepared: dict[Choice, Prepared | dict[str, int]] = {}
+
+    def run(self, task: _Task) -> _Outcome:
+        if task.choice not in self._prepared:
+            self._prepared[task.choice] = self.problem.prepare(task.choice)
+        prepared = self._prepared[task.choice]
+        if isinstance(prepared, dict):
+            return _Outcome(math.inf, rejected=prepared)
+        return {"bound": self._bound, "beam": self._beam, "labels": self._labels, "price": self._price}[task.step](
+            task, prepared
+        )
+
+    def _bound(self, task: _Task, prepared: Prepared) -> _Outcome:
+        least_s = self.problem.least_s(prepared)
+        rejected = dict(prepared.options.rejected)
+        if math.isinf(least_s):
+            rejected["memory"] = rejected.get("memory", 0) + 1
+        return _Outcome(least_s, rejected=rejected)
+
+    def _beam(self, task: _Task, prepared: Prepared) -> _Outcome:
+        try:
+            found = self._found(task, prepared, prepared.estimate, beam=_BEAM)
+        except labels.OutOfTime:
+            return _Outcome()
+        return self._priced(prepared, found[: _INTERLEAVED if self.settings.schedule == "interleaved" else _PRICED])
+
+    def _labels(self, task: _Task, prepared: Prepared) -> _Outcome:
+        try:
+            found = self._found(task, prepared, prepared.bound)
+        except labels.OutOfTime:
+            return _Outcome(in_time=False)
+        outcome = self._priced(prepared, found[:_PRICED])
+        outcome.bound_s = found[0].total_s if found else math.inf
+        return outcome
+
+    def _price(self, task: _Task, prepared: Prepared) -> _Outcome:
+        try:
+            found = self._found(task, prepared, prepared.bound, dominance=False, most=_ALL)
+        except labels.OutOfTime:
+            return _Outcome(in_time=False)
+        outcome = _Outcome(math.inf)
+        best_s = task.best_s
+        for number, candidate in enumerate(found):
+            if candidate.total_s >= best_s:
+                break
+            if number == task.price_limit or time.monotonic() > task.deadline_s:
+                outcome.bound_s, outcome.in_time = candidate.total_s, False
+                break
+            outcome.plans += self._priced(prepared, [candidate]).plans
+            best_s = min([best_s, *(plan.cost.total_ms / 1e3 for plan in outcome.plans[-1:])])
+        return outcome
+
+    def _found(
+        self,
+        task: _Task,
+        prepared: Prepared,
+        objective: Objective,
+        beam: int = 0,
+        dominance: bool = True,
+        most: int = _MOST,
+    ) -> list[labels.Found]:
+        limits = labels.Limits(task.best_s, self._max_stages, beam, dominance, task.deadline_s, most)
+        return labels.search(objective, prepared.options, self.devices, self.layers, limits, self.settings.allow_unused)
+
+    def _priced(self, prepared: Prepared, found: Sequence[labels.Found]) -> _Outcome:
+        outcome = _Outcome()
+        for candidate in found:
+            priced = self.problem.price(plan_of(prepared, candidate, self.batch, self.settings.schedule))
+            if isinstance(priced, str):
+                outcome.rejected[priced] = outcome.rejected.get(priced, 0) + 1
+            else:
+                outcome.plans.append(priced)
+        return outcome
+
+
+_worker: _Worker | None = None
+
+
+def _start(*arguments: object) -> None:
+    global _worker
+    _worker = _Worker(*arguments)  # type: ignore[arg-type]
+
+
+def _run(task: _Task) -> _Outcome:
+    assert _worker is not None  # set by the pool's initializer
+    return _worker.run(task)
+
+
+# --- all choices ---
+
+
+class _Search:
+    def __init__(
+        self,
+        profiles: Profiles,
+        cluster: Cluster,
+        global_batch: int,
+        settings: SearchSettings,
+        progress: Callable[[Progress], None],
+    ) -> None:
+        self._started = time.monotonic()
+        self._deadline_s = self._started + settings.time_limit_s
+        self._arguments = (profiles, cluster, global_batch, settings)
+        self._local = _Worker(*self._arguments)
+        self._settings, self._report, self._batch = settings, progress, global_batch
+        self._plans: dict[ParallelPlan, CostedPlan] = {}
+        self._rejected: dict[str, int] = {}
+        self._pruned: dict[str, int] = {}
+        self._complete = True
+        self._pools: list[ProcessPoolExecutor] = []
+
+    @property
+    def _best_s(self) -> float:
+        return min((plan.cost.total_ms for plan in self._plans.values()), default=math.inf) / 1e3
+
+    def run(self) -> SearchResult:
+        for plan in self._settings.seeds:
+            priced = self._local.problem.price(plan)
+            if isinstance(priced, CostedPlan):
+                self._plans[plan] = priced
+        with self._workers():
+            bounds = self._steps()
+        return self._result(min(bounds.values(), default=math.inf))
+
+    @contextmanager
+    def _workers(self) -> Iterator[None]:
+        """One pool for each process: a choice stays with the process that knows it."""
+        context = multiprocessing.get_context("spawn")  # safe with threads and whatever else the caller runs
+        count = self._settings.processes if self._settings.processes > 1 else 0
+        with ExitStack() as stack:
+            for _ in range(count):
+                self._pools.append(stack.enter_context(ProcessPoolExecutor(1, context, _start, self._arguments)))
+            try:
+                yield
+            finally:
+                for pool in self._pools:
+                    pool.shutdown(cancel_futures=True)
+
+    def _outcomes(self, tasks: Sequence[_Task], places: Sequence[int]) -> Iterator[_Outcome]:
+        if not self._pools:
+            yield from map(self._local.run, tasks)
+            return
+        pools = [self._pools[place % len(self._pools)] for place in places]
+        futures = [pool.submit(_run, task) for pool, task in zip(pools, tasks, strict=True)]
+        for future in futures:
+            yield future.result()
+
+    def _steps(self) -> dict[Choice, float]:
+        everything = choices(self._local.problem.orders, self._batch, self._settings.plan_settings)
+        bounds = dict.fromkeys(everything, 0.0)
+        for choice, outcome in self._round("bound", everything, bounds, rounds=len(everything)):
+            bounds[choice] = outcome.bound_s
+        if self._settings.schedule == "interleaved":  # its layers are not where the bounds have them
+            for _ in self._round("beam", everything, bounds):
+                pass
+            self._complete = False
+            return bounds
+        deadline_s = self._started + _BEAM_SHARE * self._settings.time_limit_s
+        for _ in self._round("beam", everything, bounds, deadline_s=deadline_s):
+            pass
+        for step in ("labels",) if self._local.problem.exact else ("labels", "price"):
+            for choice, outcome in self._round(step, everything, bounds):
+                bounds[choice] = max(bounds[choice], outcome.bound_s)
+        return bounds
+
+    def _round(
+        self,
+        step: str,
+        everything: Sequence[Choice],
+        bounds: dict[Choice, float],
+        rounds: int = _ROUND,
+        deadline_s: float | None = None,
+    ) -> Iterator[tuple[Choice, _Outcome]]:
+        """The outcomes of a step for all choices whose bound is below the best plan, the lowest first. A step with a
+        deadline of its own is one that nothing depends on."""
+        numbers = {choice: number for number, choice in enumerate(everything)}
+        waiting = sorted(everything, key=lambda choice: (bounds[choice], numbers[choice]))
+        total, limit = len(waiting), self._settings.price_limit
+        while waiting:
+            open_ones = [choice for choice in waiting if bounds[choice] < self._best_s * (1 - 1e-12)]
+            self._pruned[step] = self._pruned.get(step, 0) + len(waiting) - len(open_ones)
+            now, waiting = open_ones[:rounds], open_ones[rounds:]
+            until_s = deadline_s if deadline_s and self._plans else self._deadline_s
+            if now and time.monotonic() > until_s:
+                self._complete = self._complete and bool(deadline_s)
+                return
+            tasks = [_Task(step, choice, self._best_s, until_s, limit) for choice in now]
+            outcomes = self._outcomes(tasks, [numbers[choice] for choice in now])
+            for choice, outcome in zip(now, outcomes, strict=True):
+                self._take(outcome)
+                if step == "price":
+                    limit = max(0, limit - len(outcome.plans))
+                yield choice, outcome
+            self._report(Progress(step, total - len(waiting), total, self._best_s * 1e3))
+
+    def _take(self, outcome: _Outcome) -> None:
+        self._plans |= {priced.plan: priced for priced in outcome.plans}
+        self._complete = self._complete and outcome.in_time
+        for code, count in outcome.rejected.items():
+            self._rejected[code] = self._rejected.get(code, 0) + count
+
+    def _result(self, bound_s: float) -> SearchResult:
+        # Ties: whatever the order in which they were found.
+        ranked = sorted(self._plans.values(), key=lambda priced: (priced.cost.total_ms, repr(priced.plan)))
+        best = tuple(ranked[: self._settings.plans])
+        proving = best and self._settings.schedule != "interleaved"
+        return SearchResult(
+            algorithm="ours",
+            plans=best,
+            costed=len(self._plans),
+            rejected=tuple(Rejected(code, count, _REASONS[code]) for code, count in sorted(self._rejected.items())),
+            pruned={f"choices without {step}": count for step, count in self._pruned.items() if count},
+            elapsed_s=time.monotonic() - self._started,
+            complete=self._complete,
+            lower_bound_ms=min(bound_s, self._best_s) * 1e3 if proving else None,
+        )
+
+
+_REASONS = {
+    "samples": "groups of devices with more replicas than a micro-batch has samples",
+    "profile": "groups of devices for whose shares of a micro-batch there is no profile, nor two around it",
+    "memory": "orders of devices and micro-batches for which no division of the layers fits into every device's "
+    "memory, and interleaved plans that do not fit",
+    "schedule": "interleaved plans whose micro-batches do not fill their rounds, or with fewer layers than chunks",
+    "divisibility": "groups of devices whose replicas do not divide the samples of a micro-batch",
+}
