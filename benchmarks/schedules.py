@@ -1,8 +1,8 @@
 """How good the planner's choices are: every schedule that plans can run, timed, against the one that is chosen.
 
 Cases are those of the sweep that leave a choice: all_reduce in one shot or two within a host, and between two emulated
-hosts (docs/hosts.md; needs root) the number of slices, and shots. Prints a Markdown table and how long a decision takes;
-writes results/schedules.json.
+hosts (docs/hosts.md; needs root) the number of slices, and shots. Prints a Markdown table, and how long a decision
+takes; writes results/schedules.json.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,7 +55,7 @@ def decision_latency() -> dict[str, float]:
     from triton_ext.planner import presets
     from triton_ext.planner.schedules import ON_CPU, Request, choose
 
-    def median_us(call: Callable[[int], Any], times: int) -> float:
+    def median_us(call: Callable[..., Any], times: int) -> float:
         seconds = []
         for number in range(times):
             start = time.perf_counter()
@@ -64,21 +65,19 @@ def decision_latency() -> dict[str, float]:
 
     found = {}
     for ranks in ([2], [8], [4, 4]):
-        cluster, world = presets.cpu_hosts(ranks), sum(ranks)
-        base = Request("all_reduce", 1 << 20, "float32", 256, 1e-6, tuple(range(world)), costs=ON_CPU)
-        plan = frozenset({"one_shot", "two_shot"})
-        few, name = (8,), "+".join(map(str, ranks))
-
-        def ask(number: int, base: Request = base, cluster: Any = cluster, **options: Any) -> None:
-            fields = {**base.__dict__, "tensor_bytes": (1 << 20) + 4 * number, **options}
-            choose(Request(**fields), cluster)
-
-        found[f"{name} ranks, all schedules, new bytes"] = median_us(ask, 5)
-        found[f"{name} ranks, a plan's two schedules, new bytes"] = median_us(
-            lambda number, ask=ask: ask(number, executable=plan, slices=few, orders=("remote_first",)), 50
+        cluster, name = presets.cpu_hosts(ranks), f"{'+'.join(map(str, ranks))} ranks"
+        all_schedules = Request("all_reduce", 1 << 20, "float32", 256, 1e-6, tuple(range(sum(ranks))), costs=ON_CPU)
+        of_a_plan = replace(
+            all_schedules, executable=frozenset({"one_shot", "two_shot"}), slices=(8,), orders=("remote_first",)
         )
-        found[f"{name} ranks, warm"] = median_us(
-            lambda _, base=base, cluster=cluster: choose(Request(**base.__dict__), cluster), 1000
+        for what, request, times in (("all schedules", all_schedules, 5), ("a plan's two schedules", of_a_plan, 50)):
+            fresh = [replace(request, tensor_bytes=(1 << 20) + 4 * number) for number in range(times + 1)]
+            choose(fresh.pop(), cluster)  # the first one builds the schedules and the routes
+            found[f"{name}, {what}, a new number of bytes"] = median_us(
+                lambda number, fresh=fresh, cluster=cluster: choose(fresh[number], cluster), times
+            )
+        found[f"{name}, warm"] = median_us(
+            lambda _, request=all_schedules, cluster=cluster: choose(replace(request), cluster), 1000
         )
     return found
 
@@ -108,8 +107,8 @@ def summary(records: list[Record]) -> str:
             close = sum(_ratio(record) <= _CLOSE for record in some)
             worst = max(map(_ratio, some))
             lines.append(
-                f"{name or 'all'}: the chosen schedule is within 10 % of the best measured one in {close} of {len(some)} "
-                f"cases ({close / len(some):.0%}); at worst {worst:.2f}"
+                f"{name or 'all'}: the chosen schedule is within 10 % of the best measured one in {close} of "
+                f"{len(some)} cases ({close / len(some):.0%}); at worst {worst:.2f}"
             )
     return "\n".join(lines)
 
