@@ -11,6 +11,7 @@ from typing import Any
 
 _NAMES = {
     "init": "runtime.process",
+    "network_class": "runtime.process",
     "shutdown": "runtime.process",
     "Plan": "runtime.plans",
     "all_gather": "runtime.plans",

@@ -7,6 +7,8 @@ import importlib.util
 import inspect
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
@@ -16,9 +18,11 @@ from rich.console import Console
 from rich.table import Table
 
 from .errors import TritonExtError
+from .planner.jobs.command import priorities
 from .probing.command import probe
 
 app = typer.Typer(help="Triton kernels that communicate.", no_args_is_help=True, add_completion=False)
+app.command()(priorities)
 app.command()(probe)
 
 
@@ -153,6 +157,79 @@ def trace(
 
 
 @app.command()
+def profile(
+    model: Annotated[
+        str, typer.Argument(metavar="FILE:FUNCTION", help="A function that returns a layered model: docs/training.md.")
+    ],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="NAME=VALUE…", help="Arguments of it.")] = None,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the files.")] = Path("profiles"),
+    tp: Annotated[str, typer.Option(help="Tensor-parallel degrees.")] = "1",
+    samples: Annotated[str, typer.Option(help="Samples of a micro-batch.")] = "1,2,4",
+    repeats: Annotated[int, typer.Option(help="Samples of each time, of which the median is kept.", min=1)] = 5,
+    threads: Annotated[int, typer.Option(help="Threads that compute, on a CPU.", min=1)] = 1,
+    cpu_quota: Annotated[float, typer.Option(help="Cores that a process may use, for instance 0.25; 0: all.")] = 0.0,
+    together: Annotated[
+        bool, typer.Option(help="Measure degrees above 1 with as many processes, their communication included.")
+    ] = False,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda where there is one.")] = None,
+    device_type: Annotated[str | None, typer.Option(help="Its name in the files; default: what it is.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds that a group of processes may take.")] = 600.0,
+) -> None:
+    """Measure a PyTorch model's layers on this device, and write profiles in Metis's format."""
+    from .training import command
+
+    with _errors():
+        command.profile(
+            model, arguments or [], output, degrees=tp, samples=samples, repeats=repeats, threads=threads,
+            cpu_quota=cpu_quota, together=together, device=device, device_type=device_type, timeout_s=timeout,
+            console=Console(),
+        )  # fmt: skip
+
+
+@app.command()
+def run(
+    plan: Annotated[Path, typer.Argument(help="A plan file.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME=VALUE…", help="Arguments of the model; put -- before them.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="FILE:FUNCTION; default: the profiles' model.")] = None,
+    profiles: Annotated[Path | None, typer.Option(help="Folder of profiles, to predict the step's time.")] = None,
+    cluster: Annotated[Path | None, typer.Option(help="Cluster file; device types cpu-0.25 are quotas.")] = None,
+    cpu_quota: Annotated[
+        str | None, typer.Option(metavar="0.5,0.25", help="Cores that each device of the plan may use.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Training steps.", min=1)] = 10,
+    warmup: Annotated[int, typer.Option(help="Steps before them, not timed.", min=0)] = 2,
+    learning_rate: Annotated[float, typer.Option(help="Of AdamW.")] = 1e-3,
+    threads: Annotated[int, typer.Option(help="Threads of each rank.", min=1)] = 1,
+    check: Annotated[bool, typer.Option(help="Compare a step with one that a single process computes.")] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds after which everything is ended.")] = 300.0,
+) -> None:
+    """Execute a parallelism plan under torchrun on this machine: real training steps, against their prediction."""
+    from .training import command
+
+    with _errors():
+        command.run(
+            plan, arguments or [], model=model, profiles=profiles, cluster=cluster, cpu_quota=cpu_quota, steps=steps,
+            warmup=warmup, learning_rate=learning_rate, threads=threads, check=check, timeout_s=timeout,
+            console=Console(),
+        )  # fmt: skip
+
+
+@app.command()
+def export(
+    plan: Annotated[Path, typer.Argument(help="A plan file.")],
+    to: Annotated[str, typer.Option(help="devicemesh, devicemesh-py, torchtitan or megatron.")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="A file, instead of the terminal.")] = None,
+) -> None:
+    """Write a parallelism plan for another program; what that cannot express is an error."""
+    from .training import command
+
+    with _errors():
+        command.export(plan, to, output, Console())
+
+
+@app.command()
 def env() -> None:
     """What this installation consists of, and what it can run on."""
     from importlib.metadata import PackageNotFoundError, version
@@ -174,6 +251,16 @@ def env() -> None:
     for name in ("TRITON_EXT_TIMEOUT_S", "TRITON_EXT_NUM_THREADS", "TRITON_DEFAULT_BACKEND"):
         table.add_row(name, os.environ.get(name, "not set"))
     Console().print(table)
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """A user's mistake is one line, and status 1."""
+    try:
+        yield
+    except TritonExtError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
 
 
 def _cores(text: str) -> list[int]:

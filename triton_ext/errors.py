@@ -13,6 +13,10 @@ class PlanError(TritonExtError):
     """A plan that cannot be made or used: ranks disagree, wrong device, used after free, failed before."""
 
 
+class JobError(TritonExtError):
+    """A job that cannot be joined as asked: a setting that cannot be, or that its ranks disagree on."""
+
+
 class CollectiveTimeout(TritonExtError):
     """A wait inside a kernel that ended without its peer: names rank, program, peer, epoch, expected and seen."""
 

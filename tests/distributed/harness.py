@@ -1,8 +1,10 @@
 """Real ranks: one process each, joined over gloo, with a pipe each to the test."""
 
+import math
 import multiprocessing
 import os
 import tempfile
+import time
 import traceback
 from datetime import timedelta
 from functools import partial
@@ -16,6 +18,14 @@ from triton_ext.emulate import Hosts
 
 CONTEXT = multiprocessing.get_context("spawn")
 TIMEOUT = timedelta(seconds=60)
+
+
+class RankFailed(AssertionError):
+    """at_s: when, on the machine's clock; what a rank never said is last."""
+
+    def __init__(self, text, at_s=math.inf):
+        super().__init__(text)
+        self.at_s = at_s
 
 
 class Job:
@@ -38,10 +48,12 @@ class Job:
         self.processes.append(process)
 
     def receive(self, rank, timeout_s=120):
-        """The next value that a rank told or returned. Raises AssertionError with its traceback if it failed."""
-        assert self._pipes[rank].poll(timeout_s), f"rank {rank} said nothing for {timeout_s} s"
-        kind, value = self._pipes[rank].recv()
-        assert kind == "value", f"rank {rank}: {value}"
+        """The next value that a rank told or returned. Raises RankFailed with its traceback if it failed."""
+        if not self._pipes[rank].poll(timeout_s):
+            raise RankFailed(f"rank {rank} said nothing for {timeout_s} s")
+        kind, value, at_s = self._pipes[rank].recv()
+        if kind != "value":
+            raise RankFailed(f"rank {rank}: {value}", at_s)
         return value
 
     def __enter__(self):
@@ -102,10 +114,10 @@ def _results(job):
     for rank in range(len(job.processes)):
         try:
             results.append(job.receive(rank))
-        except AssertionError as failure:
-            failures.append(str(failure))
-    # Who lost a peer says nothing of what the peer died of.
-    assert not failures, "\n".join(sorted(failures, key=lambda text: "PeerLost" in text))
+        except RankFailed as failure:
+            failures.append(failure)
+    # The first one first: those behind it may only have lost their peer.
+    assert not failures, "\n".join(map(str, sorted(failures, key=lambda failure: failure.at_s)))
     return results
 
 
@@ -119,9 +131,9 @@ def _main(rank, world, make_store, pipe, function, args):
     dist.init_process_group("gloo", store=make_store(), rank=rank, world_size=world, timeout=TIMEOUT)
     try:
         tx.init()
-        pipe.send(("value", function(rank, lambda value: pipe.send(("value", value)), *args)))
+        pipe.send(("value", function(rank, lambda value: pipe.send(("value", value, None)), *args), None))
     except BaseException:
-        pipe.send(("error", traceback.format_exc()))
+        pipe.send(("error", traceback.format_exc(), time.monotonic()))
         os._exit(1)
     tx.shutdown()
     dist.destroy_process_group()

@@ -46,17 +46,20 @@ class Copy:
 
 
 def random_case(world, choose):
+    """A case, and what it is in words."""
     kind = choose.choice(["copy", "copy", "gemm", "gemv", "embedding"])
     seed = choose.randrange(1000)
+    if kind == "copy":
+        case = Copy(world, choose)
+        return case, f"{case.name} of {case.shape} in blocks of {case.block}"
     if kind == "gemm":
-        m, k, n = (choose.randrange(1, 50) for _ in range(3))
-        return Gemm(world, m, k, n, seed=seed)
+        sizes = [choose.randrange(1, 50) for _ in range(3)]
+        return Gemm(world, *sizes, seed=seed), f"Gemm(m, k, n = {sizes}, seed={seed})"
     if kind == "gemv":
-        return Gemv(world, choose.choice([1, 2, 5]), choose.randrange(1, 60), choose.randrange(1, 90), seed=seed)
-    if kind == "embedding":
-        tables = [choose.randrange(1, 4) for _ in range(world)]
-        return Embedding(world, choose.randrange(1, 30), tables, choose.choice([4, 20, 33]), seed=seed)
-    return Copy(world, choose)
+        sizes = choose.choice([1, 2, 5]), choose.randrange(1, 60), choose.randrange(1, 90)
+        return Gemv(world, *sizes, seed=seed), f"Gemv(batch, k, n = {sizes}, seed={seed})"
+    sizes = choose.randrange(1, 30), [choose.randrange(1, 4) for _ in range(world)], choose.choice([4, 20, 33])
+    return Embedding(world, *sizes, seed=seed), f"Embedding(samples, tables, dim = {sizes}, seed={seed})"
 
 
 def _holds():
@@ -67,16 +70,21 @@ def _holds():
     return len(os.listdir("/proc/self/fd")), mappings, resident
 
 
-def _run(case, rank, choose, delay):
+def _run(case, rank, choose, delay, about):
     """A plan's life: made, run a few times with delays, checked, freed. Returns the number of runs."""
-    plan = case.plan(rank)
-    runs = choose.randrange(1, 6)
-    for _ in range(runs):
-        if delay.random() < 0.2:
-            time.sleep(delay.random() * 0.01)
-        result = case.call(rank, plan=plan)
-        assert_close(result, case.expected(rank).to(result.dtype))
-    plan.free()
+    runs, step = choose.randrange(1, 6), "making the plan"
+    try:
+        plan = case.plan(rank)
+        for run in range(runs):
+            step = f"run {run} of {runs}"
+            if delay.random() < 0.2:
+                time.sleep(delay.random() * 0.01)
+            result = case.call(rank, plan=plan)
+            assert_close(result, case.expected(rank).to(result.dtype))
+        plan.free()
+    except BaseException as error:
+        error.add_note(f"{about}, {step}")
+        raise
     return runs
 
 
@@ -89,12 +97,13 @@ def _stress(rank, tell, world, seconds, seed):
         dist.broadcast(go_on, 0)
         if not go_on:
             break
-        case = random_case(world, choose)
-        runs += _run(case, rank, choose, delay)
+        case, text = random_case(world, choose)
+        about = f"rank {rank} of {world}, TRITON_EXT_STRESS_SEED={seed}, case {cases}: {text}"
+        runs += _run(case, rank, choose, delay, about)
         cases += 1
     before = _holds()
-    for _ in range(_REPETITIONS):
-        _run(case, rank, choose, delay)
+    for n in range(_REPETITIONS):
+        _run(case, rank, choose, delay, f"{about}, repetition {n}")
     return cases, runs, before, _holds()
 
 
@@ -105,7 +114,7 @@ def test_random_operators_shapes_and_delays(world, capsys):
     shared, descriptors = set(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd"))
     results = harness.run(world, _stress, world, SECONDS / len(WORLDS), SEED)
     for cases, runs, before, after in results:
-        assert (cases, runs) == results[0][:2]
+        assert (cases, runs) == results[0][:2], f"seed {SEED}"
         assert after[:2] <= before[:2], f"seed {SEED}: descriptors and mappings grew from {before[:2]} to {after[:2]}"
         assert after[2] - before[2] < _GROWTH_MIB, f"seed {SEED}: memory grew from {before[2]} to {after[2]} MiB"
     assert set(os.listdir("/dev/shm")) <= shared

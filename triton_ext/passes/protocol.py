@@ -530,6 +530,7 @@ def finish(table, last, ARRIVALS: tl.constexpr):
                     expected = run * _peer_word(table, peer, abi.EXPECTED)
                     _wait(table, _counter(table, peer, abi.ARRIVED_HERE), expected, abi.FAILED_ARRIVAL, peer)
         programs = tl.num_programs(0).to(tl.int64) * tl.num_programs(1) * tl.num_programs(2)
+        # In this order: a host that finds EPOCH at this run must not take it for the next one in progress.
+        tl.store(table + abi.BASE, tl.load(table + abi.BASE) + programs)
         if _is_live(table):
             tl.store(table + abi.EPOCH, run)
-        tl.store(table + abi.BASE, tl.load(table + abi.BASE) + programs)

@@ -140,6 +140,13 @@ class Cluster:
                 return candidate
         raise ClusterError(f"no device type {name!r}; there are {', '.join(t.name for t in self.device_types)}")
 
+    def node_index(self, name: str) -> int:
+        """Of the node with this name; ClusterError if there is none."""
+        if name not in self._node_indices:
+            some = ", ".join([node.name for node in self.nodes[:8]] + ["…"] * (len(self.nodes) > 8))
+            raise ClusterError(f"no node is named {name!r}; there are {some}")
+        return self._node_indices[name]
+
     def paths(self, source_node: int, destination_node: int) -> tuple[Path, ...]:
         """Every path with the fewest links between two nodes, as ECMP sees them, ordered by the indices of their links.
 
@@ -174,6 +181,10 @@ class Cluster:
         return {}
 
     @cached_property
+    def _node_indices(self) -> dict[str, int]:
+        return {node.name: index for index, node in enumerate(self.nodes)}
+
+    @cached_property
     def _outgoing(self) -> dict[str, list[int]]:
         outgoing: dict[str, list[int]] = {}
         for index, link in enumerate(self.links):
@@ -184,15 +195,14 @@ class Cluster:
         if source_node == destination_node:
             return ((),)
         source, destination = self.nodes[source_node].name, self.nodes[destination_node].name
-        closed = {node.name for node in self.nodes} - {source}
         reached: dict[str, list[Path]] = {source: [()]}  # breadth first
         seen = {source}
         while reached and destination not in reached:
             following: dict[str, list[Path]] = {}
             for place, paths in reached.items():
-                for index in self._outgoing.get(place, ()) if place not in closed else ():
+                for index in self._outgoing.get(place, ()):
                     after = self.links[index].destination
-                    if after not in seen:
+                    if after not in seen and (after == destination or after not in self._node_indices):
                         following.setdefault(after, []).extend((*path, index) for path in paths)
             seen.update(following)
             reached = following

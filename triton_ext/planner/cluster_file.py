@@ -15,78 +15,68 @@ names the file and the field.
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from ..errors import ClusterError
-from . import presets
+from . import documents, presets
 from .cluster import Cluster, DeviceType, Fabric, Link, Node
-from .fields import describe
+from .documents import Count, Entry, Name, NotNegative, Positive
 
 _GIB = 1 << 30
 
-_Name = Annotated[str, Field(min_length=1)]
-_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-_Latency = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-_Count = Annotated[int, Field(ge=1)]
 
-
-class _Entry(BaseModel):
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
-
-
-class _DeviceType(_Entry):
+class _DeviceType(Entry):
     """Figures of one device: memory, dense 16-bit throughput and the speed of its memory."""
 
-    memory_gib: _Positive
-    peak_tflop_per_s: _Positive
-    memory_bandwidth_gb_per_s: _Positive
+    memory_gib: Positive
+    peak_tflop_per_s: Positive
+    memory_bandwidth_gb_per_s: Positive
 
 
-class _Devices(_Entry):
+class _Devices(Entry):
     """Equal devices, in the order of their local indices."""
 
-    type: _Name
-    count: _Count = 1
+    type: Name
+    count: Count = 1
 
 
-class _Fabric(_Entry):
+class _Fabric(Entry):
     """What joins the devices of a node."""
 
-    bandwidth_gb_per_s: _Positive
-    latency_us: _Latency
+    bandwidth_gb_per_s: Positive
+    latency_us: NotNegative
 
 
-class _Node(_Entry):
+class _Node(Entry):
     """A host, or several equal ones: with a count, a number from 0 follows the name."""
 
-    name: _Name
-    count: _Count | None = None
+    name: Name
+    count: Count | None = None
     devices: Annotated[list[_Devices], Field(min_length=1)]
     fabric: _Fabric
 
 
-class _Link(_Entry):
+class _Link(Entry):
     """A cable between nodes or switches."""
 
     source: Annotated[str, Field(alias="from", min_length=1)]
     destination: Annotated[str, Field(alias="to", min_length=1)]
-    bandwidth_gb_per_s: _Positive
-    latency_us: _Latency
+    bandwidth_gb_per_s: Positive
+    latency_us: NotNegative
     one_way: bool = False
 
 
-class _Document(_Entry):
+class _Document(Entry):
     """A cluster of devices that compute and links that carry."""
 
-    device_types: dict[_Name, _DeviceType] = {}
+    device_types: dict[Name, _DeviceType] = Field(default_factory=dict)
     nodes: Annotated[list[_Node], Field(min_length=1)]
-    switches: list[_Name] = []
-    links: list[_Link] = []
+    switches: list[Name] = Field(default_factory=list)
+    links: list[_Link] = Field(default_factory=list)
 
 
 def json_schema() -> dict[str, Any]:
@@ -96,24 +86,12 @@ def json_schema() -> dict[str, Any]:
 
 def load(path: Path) -> Cluster:
     """The cluster of a YAML or JSON file (JSON is YAML). Raises ClusterError."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ClusterError(f"{path}: it cannot be read: {error}") from None
-    try:
-        data = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise ClusterError(f"{path}: neither YAML nor JSON: {error}") from None
-    return parse(data, str(path))
+    return parse(documents.load(path, ClusterError), str(path))
 
 
 def parse(data: object, where: str) -> Cluster:
     """The cluster that a file's contents describe; `where` is named in errors."""
-    try:
-        document = _Document.model_validate(data)
-    except ValidationError as error:
-        problems = [f"{where}: {describe(detail, 'cluster file')}" for detail in error.errors()]
-        raise ClusterError("\n".join(problems)) from None
+    document = documents.check(_Document, data, where, "cluster file", ClusterError)
     try:
         return _cluster(document)
     except ClusterError as error:
@@ -126,16 +104,6 @@ def dump(cluster: Cluster, path: Path) -> None:
     is_json = path.suffix == ".json"
     text = json.dumps(data, indent=2) if is_json else yaml.safe_dump(data, sort_keys=False, default_flow_style=None)
     path.write_text(text, encoding="utf-8")
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.1 takes 25e9 for a text, 1.2 and JSON for a number: so do we."""
-
-
-_Loader.yaml_implicit_resolvers = {key: list(value) for key, value in yaml.SafeLoader.yaml_implicit_resolvers.items()}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
 
 
 def _cluster(document: _Document) -> Cluster:

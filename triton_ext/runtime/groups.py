@@ -66,7 +66,8 @@ class ProcessRanks:
                 dist.monitored_barrier(self.group, timedelta(seconds=timeout_s()), wait_all_ranks=True)
             except RuntimeError as error:
                 raise PlanError(
-                    f"rank {self.rank} of {self.size}: not all ranks made a plan within {timeout_s():g} s: {error}"
+                    f"rank {self.rank} of {self.size}: not all ranks joined the job, or made a plan, "
+                    f"within {timeout_s():g} s: {error}"
                 ) from error
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value, group=self.group)

@@ -177,12 +177,13 @@ class _State:
 
     def look(self) -> None:
         """Fail a run that waits for a rank that is gone: nothing more will come from it. Called by the watch."""
-        if self.words is None or self.signals is None or self.words[abi.STATUS] or not self._is_running():
+        if self.words is None or self.signals is None:
             return
-        gone = self._gone()
-        lacking = [rank for rank in gone if self._lacks(rank)]
+        epoch = self.word(abi.EPOCH)  # first: the run may end meanwhile, and what the next one lacks is no failure
+        if self.words[abi.STATUS] or not self._is_running():
+            return
+        lacking = [rank for rank in self._gone() if self._lacks(rank, epoch + 1)]
         if lacking:
-            epoch = self.word(abi.EPOCH)
             self.words[abi.REPORT : abi.REPORT + 5] = [-1, lacking[0], epoch, 0, 0]
             self.words[abi.STATUS] = abi.FAILED_HOST
 
@@ -202,12 +203,11 @@ class _State:
         lost = self.traffic.lost if self.traffic else {}
         return sorted({*self.peers.dead(), *left, *lost} - {self.group.rank})
 
-    def _lacks(self, rank: int) -> bool:
-        """Whether the run in progress still misses something of a rank, or of the one that stands for it."""
+    def _lacks(self, rank: int, run: int) -> bool:
+        """Whether a run still misses something of a rank, or of the one that stands for it."""
         assert self.signals is not None
         if self.layout.stage_elements:
             rank = self.schedule.sender(rank, self.group.rank)
-        run = self.word(abi.EPOCH) + 1
         ready, arrived, reduced, _ = (int(word) for word in self.signals[rank])
         route = self.layout.routes[rank][self.group.rank]
         unready = self._announces_ready and ready < run

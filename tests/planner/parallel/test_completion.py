@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metis_table import metis_profiles, shared_profiles
@@ -28,6 +28,7 @@ def power_law(tps=(1, 2, 8), sizes=(1, 4, 16)):
     return Profiles(Model("m", (PARAMETERS + REPLICATED,) * 2, (8, 8)), points)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 16), st.integers(1, 8))
 def test_exact_for_power_laws(samples, tp):
     point = interpolate(power_law(), ("X", tp, samples))
@@ -42,6 +43,7 @@ def test_exact_for_power_laws(samples, tp):
     assert point.source == ("measured" if tp in (1, 2, 8) and samples in (1, 4, 16) else "interpolated")
 
 
+@settings(deadline=None)
 @given(st.integers(1, 4), st.integers(1, 4))
 def test_between_its_neighbours(samples, tp):
     profiles = metis_profiles()

@@ -1,0 +1,173 @@
+"""The simulator of flows: rates, iterations, the paper's first example, theorem 1 in every run."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from networks import clos, wire
+from triton_ext.errors import PlanningError
+from triton_ext.planner.cluster import Cluster
+from triton_ext.planner.jobs.fairness import Usage, fair_rates
+from triton_ext.planner.jobs.job import Flow, Job
+from triton_ext.planner.jobs.path_selection import select_paths
+from triton_ext.planner.jobs.policy import Alignment, Decision, Policy, Snapshot, crux
+from triton_ext.planner.jobs.simulator import Outcome, Submission, simulate
+
+WIRE = wire()
+
+
+def job(name: str, gpus: int, flop: float, compute_s: float, size_bytes: float, overlap_start: float = 1) -> Job:
+    return Job(name, gpus, flop, compute_s, (Flow("a", "b", size_bytes),), overlap_start)
+
+
+def fixed(levels: dict[str, int], alignments: dict[str, Alignment] | None = None) -> Policy:
+    def policy(snapshot: Snapshot) -> Decision:
+        return Decision(select_paths(snapshot.cluster, snapshot.jobs), levels, alignments or {})
+
+    return policy
+
+
+def run(jobs: list[Job], levels: dict[str, int], end_s: float) -> Outcome:
+    return simulate(WIRE, [Submission(j) for j in jobs], fixed(levels), 8, end_s)
+
+
+def usage(links: list[list[int]]) -> Usage:
+    """Streams of a flow each, by the links that it uses."""
+    entries = [(stream, link) for stream, row in enumerate(links) for link in row]
+    return Usage(np.array([e[0] for e in entries]), np.array([e[1] for e in entries]), np.ones(len(entries)))
+
+
+def test_rates_by_hand() -> None:
+    used = usage([[0], [0, 1], [1]])
+    bandwidths = np.array([10.0, 4.0])
+    assert fair_rates(used, np.array([0, 0, 0]), bandwidths) == pytest.approx([8, 2, 2])
+    assert fair_rates(used, np.array([1, 0, 1]), bandwidths) == pytest.approx([6, 4, 0])
+    assert fair_rates(used, np.array([0, 2, 1]), bandwidths) == pytest.approx([10, 0, 4])
+    # A stream of two flows on link 0 takes twice what it has a flow.
+    twice = Usage(used.streams, used.links, np.array([2.0, 1.0, 1.0, 1.0]))
+    assert fair_rates(twice, np.array([0, 0, 0]), bandwidths) == pytest.approx([4, 2, 2])
+    assert fair_rates(twice.of(np.array([True, False, True])), np.array([0, 0, 0]), bandwidths) == pytest.approx(
+        [5, 0, 4]
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 30), st.integers(2, 8), st.integers(1, 3), st.integers(0, 10**6))
+def test_rates_are_max_min_fair_within_strict_levels(streams: int, size: int, levels: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    bandwidths = random.uniform(1, 10, size)
+    on = random.uniform(0.5, 2, (size, streams)) * (random.random((size, streams)) < 0.4)
+    on[random.integers(size, size=streams), np.arange(streams)] = 1  # each uses one link at least
+    stream, link = np.nonzero(on.T)
+    level = random.integers(levels, size=streams)
+    rates = fair_rates(Usage(stream, link, on.T[stream, link]), level, bandwidths)
+    assert np.all(on @ rates <= bandwidths * (1 + 1e-6))
+    # Each stream has a full link on which it is in the last level served, and none of its level is faster.
+    for s in range(streams):
+        assert any(
+            on[e] @ np.where(level <= level[s], rates, 0) >= bandwidths[e] * (1 - 1e-6)
+            and rates[s] >= max(rates[(on[e] > 0) & (level == level[s])]) - 1e-6
+            for e in np.flatnonzero(on[:, s])
+        )
+
+
+def test_an_iteration_alone() -> None:
+    outcome = simulate(WIRE, [Submission(job("j", 4, 8, 2, 3), 1.0, 5)], fixed({"j": 0}), 8, 100)
+    assert outcome.jobs[0].completion_s == pytest.approx(25) and outcome.end_s == pytest.approx(26)
+    assert outcome.computed_flop == pytest.approx(40)
+    assert outcome.utilisation == pytest.approx(2 / 5)
+    assert outcome.flow_events == 10 and outcome.decisions == 1
+    assert outcome.largest_gap_share == pytest.approx(1)  # when it has computed and not yet sent
+
+
+def test_overlap_hides_traffic() -> None:
+    outcome = simulate(WIRE, [Submission(job("j", 4, 8, 2, 1, 0.5), 0.0, 5)], fixed({"j": 0}), 8, 100)
+    assert outcome.end_s == pytest.approx(10) and outcome.utilisation == pytest.approx(1)
+
+
+def test_first_example_of_the_paper() -> None:
+    jobs = [job("1", 10, 10, 2, 2), job("2", 10, 5, 1, 1)]
+    for levels, flop in (({"1": 0, "2": 1}, 12 * 0.375 * 10), ({"1": 1, "2": 0}, 50)):
+        steady = run(jobs, levels, 36).computed_flop - run(jobs, levels, 24).computed_flop
+        assert steady == pytest.approx(flop)
+
+
+def test_arrivals_and_completions_decide_anew_and_reset_levels() -> None:
+    seen = []
+
+    def policy(snapshot: Snapshot) -> Decision:
+        seen.append([j.name for j in snapshot.jobs])
+        return crux(snapshot)
+
+    submissions = [Submission(job("long", 1, 1, 1, 1), 0, 10), Submission(job("short", 1, 9, 1, 1), 2.5, 2)]
+    outcome = simulate(WIRE, submissions, policy, 8, 1000)
+    assert seen == [["long"], ["long", "short"], ["long"]]
+    assert [j.iterations for j in outcome.jobs] == [10, 2]
+    assert outcome.jobs[1].completion_s == pytest.approx(4)  # goes first, so it never waits
+
+
+def test_alignment_delays_an_iteration() -> None:
+    policy = fixed({"j": 0}, {"j": Alignment(4, 3)})
+    assert simulate(WIRE, [Submission(job("j", 1, 1, 1, 1), 1, 1)], policy, 8, 100).end_s == pytest.approx(5)
+
+
+def test_jobs_without_traffic_only_compute() -> None:
+    quiet = Job("quiet", 2, 4, 2, (Flow("a", "a", 5),))
+    outcome = simulate(WIRE, [Submission(quiet, 0, 3), Submission(job("j", 1, 1, 1, 1), 0, 2)], crux, 8, 100)
+    assert outcome.jobs[0].left_s == pytest.approx(6) and outcome.jobs[1].left_s == pytest.approx(4)
+
+
+def test_errors() -> None:
+    with pytest.raises(PlanningError, match="iterations is 0"):
+        Submission(job("j", 1, 1, 1, 1), 0, 0)
+    with pytest.raises(PlanningError, match="-1 s"):
+        simulate(WIRE, [], crux, 8, -1)
+
+
+def random_submissions(cluster: Cluster, random: np.random.Generator, count: int) -> list[Submission]:
+    hosts = [node.name for node in cluster.nodes]
+    result = []
+    for i in range(count):
+        chosen = random.choice(hosts, random.integers(2, 5), replace=False)
+        size_bytes = random.uniform(1, 5)
+        flows = tuple(Flow(str(a), str(b), size_bytes) for a, b in zip(chosen, np.roll(chosen, 1), strict=True))
+        made = Job(f"j{i}", 8, random.uniform(1, 9), random.uniform(0.1, 2), flows, float(random.choice([0, 0.5, 1])))
+        result.append(Submission(made, float(random.uniform(0, 20)), int(random.integers(1, 30))))
+    return result
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 6), st.integers(1, 3))
+def test_runs_keep_theorem_1_finish_their_work_and_repeat(seed: int, count: int, levels: int) -> None:
+    random = np.random.default_rng(seed)
+    cluster = clos(2, 3, 2, 4, 3)
+    submissions = random_submissions(cluster, random, count)
+    outcome = simulate(cluster, submissions, crux, levels, 1e6, seed)
+    assert 0 < outcome.largest_gap_share <= 1 + 1e-6
+    assert [j.iterations for j in outcome.jobs] == [s.iterations for s in submissions]
+    assert outcome.computed_flop == pytest.approx(
+        sum(s.iterations * s.job.compute_flop for s in submissions if s.iterations)
+    )
+    assert outcome.flow_events == sum(2 * len(s.job.flows) * s.iterations for s in submissions if s.iterations)
+    assert outcome == simulate(cluster, submissions, crux, levels, 1e6, seed)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_flow_events_a_second() -> None:
+    """64 hosts of 8 rails, 12 jobs whose rings have equal flows, as collectives do. Wall time: slow."""
+    cluster = clos(8, 8, 4, 100e9, 200e9)
+    random = np.random.default_rng(0)
+    submissions = []
+    for i, count in enumerate((16, 16, 8, 8, 8, 4, 4, 4, 2, 2, 2, 2)):
+        hosts = [f"host{h}" for h in random.choice(64, count, replace=False)]
+        flows = tuple(Flow(a, b, 2e9) for a, b in zip(hosts, hosts[1:] + hosts[:1], strict=True) for _ in range(8))
+        flop, compute_s = random.uniform(1e15, 9e15), random.uniform(0.2, 1)
+        submissions.append(Submission(Job(f"j{i}", 8 * count, float(flop), float(compute_s), flows), float(i)))
+    began_s = time.perf_counter()
+    outcome = simulate(cluster, submissions, crux, 8, 300)
+    assert outcome.flow_events / (time.perf_counter() - began_s) >= 100_000

@@ -1,0 +1,163 @@
+"""`triton-ext priorities`: its table, its file, and errors that point at the field."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from networks import clos
+from triton_ext.cli import app
+from triton_ext.errors import PlanningError
+from triton_ext.planner import cluster_file
+from triton_ext.planner.jobs import job_file, report
+from triton_ext.planner.jobs.job import Flow, Job
+
+NODE: dict[str, Any] = {"devices": [{"type": "T4", "count": 10}], "fabric": {"bandwidth_gb_per_s": 1, "latency_us": 0}}
+CLUSTER: dict[str, Any] = {
+    "nodes": [NODE | {"name": name} for name in ("a", "b", "c")],
+    "switches": ["s"],
+    "links": [
+        {"from": name, "to": "s", "bandwidth_gb_per_s": width, "latency_us": 0}
+        for name, width in (("a", 1e-9), ("b", 1), ("c", 1))
+    ],
+}
+JOBS: dict[str, Any] = {
+    "jobs": [
+        {
+            "name": "one",
+            "gpus": 10,
+            "compute_flop": 10e12,
+            "compute_s": 2,
+            "flows": [{"from": "a", "to": "b", "bytes": 2}],
+        },
+        {
+            "name": "two",
+            "gpus": 10,
+            "compute_flop": "5e12",
+            "compute_s": 1,
+            "flows": [{"from": "a", "to": "b", "bytes": 1}],
+        },
+        {"name": "quiet", "gpus": 1, "compute_flop": 1e12, "compute_s": 1},
+    ]
+}
+
+
+def write(directory: Path, jobs: Any = JOBS, cluster: Any = CLUSTER) -> list[str]:
+    for name, value in (("jobs", jobs), ("cluster", cluster)):
+        (directory / f"{name}.json").write_text(json.dumps(value))
+    return ["priorities", str(directory / "jobs.json"), "--cluster", str(directory / "cluster.json")]
+
+
+def test_table_settings_and_file(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, [*write(tmp_path), "--json", str(tmp_path / "plan.json")])
+    assert result.exit_code == 0, result.output
+    lines = [line.split() for line in result.output.splitlines()]
+    assert ["two", "10", "1.000", "a", "->", "s", "5.0", "1.50", "7.5", "0"] in lines
+    assert ["one", "10", "2.000", "a", "->", "s", "5.0", "1.00", "5.0", "1"] in lines
+    assert ["quiet", "1", "-", "-", "-", "-", "-", "0"] in lines
+    assert ["one:", "TRITON_EXT_PRIORITY=1"] in lines
+    plan = {job.pop("name"): job for job in json.loads((tmp_path / "plan.json").read_text())["jobs"]}
+    assert plan["two"] == {
+        "priority_flop_per_s": pytest.approx(7.5e12),
+        "level": 0,
+        "environment": {"TRITON_EXT_PRIORITY": "0"},
+        "paths": [{"class": None, "nodes": ["a", "s", "b"]}],
+    }
+    assert plan["quiet"]["priority_flop_per_s"] is None
+
+
+def test_levels_are_an_option(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, [*write(tmp_path), "--levels", "1"])
+    assert "two: TRITON_EXT_PRIORITY=0" in result.output and "one: TRITON_EXT_PRIORITY=0" in result.output
+    assert CliRunner().invoke(app, [*write(tmp_path), "--levels", "0"]).exit_code == 2
+
+
+def test_path_classes() -> None:
+    """Of the two jobs that cross the racks one has both flows on one switch, the other has one on each."""
+    cluster = clos(2, 2, 2, 10, 10)
+    same = Job("same", 4, 9, 1, (Flow("host0", "host2", 1), Flow("host2", "host0", 1)))
+    both = Job("both", 4, 1, 1, (Flow("host1", "host3", 1), Flow("host1", "host3", 2)))
+    near = Job("near", 4, 1, 1, (Flow("host0", "host1", 1),))
+    plan = report.plan(cluster, (same, both, near), 8)
+    assert report.environment(plan, same) == {"TRITON_EXT_PRIORITY": "0", "TRITON_EXT_PATH_CLASS": "0"}
+    assert {choice["class"] for choice in json.loads(report.as_json(plan))["jobs"][2]["paths"]} == {0, 1}
+    assert "TRITON_EXT_PATH_CLASS" not in report.environment(plan, both)
+    assert "TRITON_EXT_PATH_CLASS" not in report.environment(plan, near)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("jobs", 0, "gpus"), 0, "jobs[0].gpus: 0: input should be greater than or equal to 1"),
+        (("jobs", 0, "gpus"), 1.5, "jobs[0].gpus: 1.5: input should be a valid integer"),
+        (("jobs", 0, "gpus"), 21, "jobs[0].gpus: 21: the job's flows join 2 nodes with 20 devices"),
+        (("jobs", 0, "gpus"), 1, "jobs[0].gpus: 1: the job's flows join 2 nodes"),
+        (("jobs", 2, "gpus"), 11, "jobs.json: jobs: they have 31 GPUs together; the cluster has 30 devices"),
+        (("jobs", 0, "compute_s"), "fast", "jobs[0].compute_s: 'fast': input should be a valid number"),
+        (("jobs", 0, "compute_flop"), -1, "jobs[0].compute_flop: -1: input should be greater than 0"),
+        (("jobs", 0, "compute_flop"), "nan", "jobs[0].compute_flop: 'nan': input should be a finite number"),
+        (("jobs", 0, "overlap_start"), 2, "jobs[0].overlap_start: 2: input should be less than or equal to 1"),
+        (("jobs", 0, "communication_s"), 0, "jobs[0].communication_s: 0: input should be greater than 0"),
+        (("jobs", 0, "lockstep"), "perhaps", "jobs[0].lockstep: 'perhaps': input should be a valid boolean"),
+        (("jobs", 1, "name"), "one", "jobs[1].name: 'one': another job has this name"),
+        (("jobs", 1, "flows", 0, "to"), "z", "jobs[1].flows[0].to: no node is named 'z'; there are a, b, c"),
+        (("jobs", 1, "flows", 0), {"from": "a", "bytes": 1}, "jobs[1].flows[0].to: missing"),
+        (("jobs", 1, "flows"), 3, "jobs[1].flows: 3: input should be a valid list"),
+        (("jobs", 1, "colour"), 3, "jobs[1].colour: no such field; the fields of a job file are in docs/priorities.md"),
+        (("jobs", 1), "x", "jobs[1]: 'x': input should be"),
+        (("jobs",), [], "jobs: []: list should have at least 1 item"),
+        (("links", 1, "bandwidth_gb_per_s"), 0, "cluster.json: links[1].bandwidth_gb_per_s: 0"),
+        (("links",), [], "jobs[0].flows[0]: no path from node a to node b"),
+    ],
+)
+def test_errors_point_at_the_field(tmp_path: Path, path: tuple[Any, ...], value: Any, message: str) -> None:
+    jobs, cluster = copy.deepcopy(JOBS), copy.deepcopy(CLUSTER)
+    place: Any = jobs if path[0] == "jobs" else cluster
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    result = CliRunner().invoke(app, write(tmp_path, jobs, cluster))
+    assert result.exit_code == 1
+    assert message in result.output.replace("\n", " ")
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    cluster = clos(1, 1, 1, 1, 1)
+    with pytest.raises(PlanningError, match=r"nowhere\.yaml: it cannot be read"):
+        job_file.load(tmp_path / "nowhere.yaml", cluster)
+    (tmp_path / "broken.json").write_text("{")
+    with pytest.raises(PlanningError, match=r"broken\.json: neither YAML nor JSON"):
+        job_file.load(tmp_path / "broken.json", cluster)
+
+
+def test_the_example() -> None:
+    directory = Path(__file__).parents[3] / "examples" / "priorities"
+    cluster = cluster_file.load(directory / "cluster.yaml")
+    jobs = job_file.load(directory / "jobs.yaml", cluster)
+    assert [job.gpus for job in jobs] == [16, 8, 8, 16, 4] and jobs[0].flows[0].size_bytes == 20e9
+    arguments = ["priorities", str(directory / "jobs.yaml"), "--cluster", str(directory / "cluster.yaml")]
+    result = CliRunner().invoke(app, [*arguments, "--levels", "3"])
+    assert result.exit_code == 0
+    documented = (directory.parents[1] / "docs" / "priorities.md").read_text()
+    assert "\n".join(line.strip() for line in result.output.strip().splitlines()) in documented
+
+
+def test_the_schema_names_the_fields() -> None:
+    assert set(job_file.json_schema()["$defs"]["_Job"]["properties"]) == {
+        *("name", "gpus", "compute_flop", "compute_s", "overlap_start", "communication_s", "lockstep", "flows")
+    }
+
+
+def test_the_planner_imports_neither_triton_nor_torch() -> None:
+    code = (
+        "import sys\nfrom triton_ext.planner.jobs import baselines, exhaustive, report\n"
+        "sys.exit(sum(name in sys.modules for name in ('torch', 'triton', 'triton_ext.runtime')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -1,0 +1,46 @@
+"""`triton-ext priorities`: paths, priorities and levels for the jobs of a cluster."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ...errors import TritonExtError
+
+_HEADINGS = ("job", "GPUs", "t (s)", "slowest link", "intensity (Tflop/s)", "k", "priority (Tflop/s)", "level")
+
+
+def priorities(
+    jobs: Annotated[Path, typer.Argument(metavar="JOBS", help="The jobs: a YAML or JSON file.")],
+    cluster: Annotated[Path, typer.Option("--cluster", metavar="C", help="The cluster: a YAML or JSON file.")],
+    levels: Annotated[int, typer.Option(help="Priority levels that the switches have.", min=1)] = 8,
+    json: Annotated[Path | None, typer.Option(help="Write paths, priorities and levels to this file too.")] = None,
+) -> None:
+    """Paths, priorities and levels of jobs that share a network, after Crux (SIGCOMM 2024)."""
+    from .. import cluster_file
+    from . import job_file, report
+
+    try:
+        read = cluster_file.load(cluster)
+        plan = report.plan(read, job_file.load(jobs, read), levels)
+        if json:
+            json.write_text(report.as_json(plan), encoding="utf-8")
+    except (TritonExtError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    table = Table(box=None)
+    for heading in _HEADINGS:
+        table.add_column(heading, justify="left" if heading in ("job", "slowest link") else "right")
+    for row in report.rows(plan):
+        table.add_row(*row)
+    console = Console(width=max(Console().width, 110))  # narrower, numbers would be cut off
+    console.print(table)
+    console.print()
+    for job in plan.jobs:
+        settings = " ".join(f"{name}={value}" for name, value in report.environment(plan, job).items())
+        console.print(f"{job.name}: {settings}", highlight=False)

@@ -1,0 +1,179 @@
+"""`triton-ext profile`, `run` and `export`: what they do and print."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn
+from rich.table import Table
+
+from ..errors import PlanningError
+from ..planner import cluster_file
+from ..planner.parallel import plan_file
+
+if TYPE_CHECKING:
+    from ..planner.cluster import Cluster
+
+TRANSFORMER = "triton_ext.training.transformer:transformer"
+
+
+def numbers(text: str, option: str, kind: type[int] | type[float]) -> tuple[Any, ...]:
+    """Numbers with commas between them."""
+    try:
+        return tuple(kind(part) for part in text.split(","))
+    except ValueError:
+        raise PlanningError(f"{option} {text}: write it as numbers with commas, for instance 1,2") from None
+
+
+def profile(
+    model: str,
+    arguments: Sequence[str],
+    output: Path,
+    *,
+    degrees: str,
+    samples: str,
+    repeats: int,
+    threads: int,
+    cpu_quota: float,
+    together: bool,
+    device: str | None,
+    device_type: str | None,
+    timeout_s: float,
+    console: Console,
+) -> None:
+    import torch
+
+    from . import profile as profiling
+    from .model import parse_arguments
+
+    task = profiling.Task(
+        model,
+        parse_arguments(arguments),
+        numbers(degrees, "--tp", int),
+        numbers(samples, "--samples", int),
+        repeats,
+        threads,
+        cpu_quota,
+        together,
+        device or ("cuda" if torch.cuda.is_available() else "cpu"),
+    )
+    name = device_type or profiling.default_device_type(task)
+    with Progress(SpinnerColumn(), TextColumn("{task.description}"), console=console, transient=True) as progress:
+        bar = progress.add_task("starting")
+        profiles, report = profiling.profile(task, name, timeout_s, lambda line: progress.update(bar, description=line))
+    paths = profiling.write(profiles, report, output)
+    table = Table(title=f"{profiles.model.name} on {name}", title_justify="left")
+    for heading in (
+        "tp",
+        "samples",
+        "forward (ms)",
+        "backward (ms)",
+        "p10 to p90 (ms)",
+        "optimizer (ms)",
+        "memory (MiB)",
+    ):
+        table.add_column(heading, justify="right")
+    for entry in report["points"]:
+        point = profiles.points[name, entry["tp"], entry["samples"]]
+        table.add_row(
+            str(entry["tp"]),
+            str(entry["samples"]),
+            f"{sum(entry['forward_ms']):.2f}",
+            f"{sum(entry['backward_ms']):.2f}",
+            f"{entry['p10_ms']:.2f} to {entry['p90_ms']:.2f}",
+            f"{point.optimizer_ms:.2f}",
+            f"{sum(point.memory_bytes) / 2**20:.1f}",
+        )
+    console.print(table)
+    for entry in report["infeasible"]:
+        console.print(f"infeasible: tp {entry['tp']}, {entry['samples']} samples: {entry['reason']}", highlight=False)
+    if max(task.degrees) > 1:
+        console.print(f"Degrees above 1: {report['tensor_parallel']}.", highlight=False)
+    console.print(f"{len(paths)} files in {output}; fingerprint {report['sha256'][:12]}", highlight=False)
+
+
+def run(
+    plan: Path,
+    arguments: Sequence[str],
+    *,
+    model: str | None,
+    profiles: Path | None,
+    cluster: Path | None,
+    cpu_quota: str | None,
+    steps: int,
+    warmup: int,
+    learning_rate: float,
+    threads: int,
+    check: bool,
+    timeout_s: float,
+    console: Console,
+) -> None:
+    from . import launch, quota
+    from .model import parse_arguments
+
+    file = plan_file.load(plan)
+    location, recorded = _recorded_model(profiles)
+    given = parse_arguments(arguments)
+    if recorded is not None and given and given != recorded:
+        raise PlanningError(f"the profiles are of {location} with {recorded}, not with {given}")
+    if model and recorded is not None and model != location:
+        raise PlanningError(f"the profiles are of {location}, not of {model}")
+    where = cluster_file.load(cluster) if cluster else None
+    quotas = numbers(cpu_quota, "--cpu-quota", float) if cpu_quota else where and quota.of_devices(where)
+    job = launch.Job(
+        (file.plan,),
+        model or location or TRANSFORMER,
+        given or recorded or {},
+        steps=steps,
+        warmup=warmup,
+        learning_rate=learning_rate,
+        threads=threads,
+        cpu_quotas=quotas or (),
+        check=check,
+    )
+    predicted = _predicted(file, profiles, where)
+    (measured,) = launch.run(job, timeout_s, lambda line: console.print(line, highlight=False))
+    ordered = sorted(measured.steps_s)
+    console.print(
+        f"median step {measured.median_s * 1e3:.1f} ms ({ordered[0] * 1e3:.1f} to {ordered[-1] * 1e3:.1f}), "
+        f"loss {measured.losses[0]:.4f} to {measured.losses[-1]:.4f}",
+        highlight=False,
+    )
+    if predicted is not None:
+        console.print(
+            f"predicted {predicted:.1f} ms, {predicted / measured.median_s / 10 - 100:+.1f} %", highlight=False
+        )
+    if measured.loss_difference is not None:
+        console.print(
+            f"against a single process: loss differs by {measured.loss_difference:.1e}, gradients by "
+            f"{measured.gradient_difference:.1e} of their layer's largest",
+            highlight=False,
+        )
+
+
+def export(plan: Path, to: str, output: Path | None, console: Console) -> None:
+    from .export import export as convert
+
+    text = convert(plan_file.load(plan).plan, to)
+    if output is None:
+        console.print(text, end="", markup=False, highlight=False, soft_wrap=True)
+    else:
+        output.write_text(text)
+        console.print(f"{output}: {len(text.splitlines())} lines", highlight=False)
+
+
+def _predicted(file: plan_file.PlanFile, profiles: Path | None, cluster: Cluster | None) -> float | None:
+    """Milliseconds that a step takes by simulation, or what the plan file says; None without either."""
+    return file.simulated_ms if file.simulated_ms is not None else file.cost_ms
+
+
+def _recorded_model(profiles: Path | None) -> tuple[str | None, dict[str, Any] | None]:
+    """The model that profiles were measured with, and its arguments, where they say."""
+    for path in sorted(profiles.glob("profile.*.json")) if profiles else []:
+        report = json.loads(path.read_text())
+        return report["model"], report["arguments"]
+    return None, None
