@@ -111,7 +111,7 @@ class Proxy:
         if self._look_s < _LONGEST_LOOK_S and any(each.announces for each in self._traffics):
             pause_s = self._look_s if self._look_s > _BUSY_S else _LOOK_S
             self._look_s *= _LOOK_GROWTH
-            return pause_s
+            return min(pause_s, _CLOSING_S)
         return _CLOSING_S if self._closing else None
 
     def _receive(self, ready: set[int]) -> None:
