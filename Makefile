@@ -3,6 +3,7 @@
 #   make test    the tests          make test-all   the slow ones as well
 #   make bench   the full sweep     make bench-cpu  the CPU backend against torch
 #   make bench-net  operators between two emulated hosts, at 100 Mbit/s, 1 and 10 Gbit/s; needs root
+#   make bench-plans  parallelism plans on CPU processes of different speed, predicted against measured (5 minutes)
 #   make stress  random operators, shapes, worlds and delays for SECONDS (60), results and leaks checked
 #   make lint    ruff and mypy
 #   make test-triton VERSION=3.6.0  the tests on another Triton, in an environment of its own
@@ -14,7 +15,7 @@ VENV := .venv
 
 SECONDS ?= 60
 
-.PHONY: stress demo bench-cpu bench-net test test-all test-triton bench lint setup clean
+.PHONY: stress demo bench-cpu bench-net bench-plans test test-all test-triton bench lint setup clean
 setup: $(VENV)/.ready
 
 # $(1): the environment, $(2): its constraints
@@ -39,6 +40,9 @@ bench: setup
 
 bench-net: setup
 	$(VENV)/bin/python benchmarks/net.py
+
+bench-plans: setup
+	$(VENV)/bin/python benchmarks/training_plans.py
 
 test: setup
 	$(VENV)/bin/python -m pytest -m 'not slow' $(PYTEST_ARGS)

@@ -19,9 +19,11 @@ from rich.table import Table
 
 from .errors import TritonExtError
 from .planner.jobs.command import priorities
+from .planner.parallel.command import plan
 from .probing.command import probe
 
 app = typer.Typer(help="Triton kernels that communicate.", no_args_is_help=True, add_completion=False)
+app.command()(plan)
 app.command()(priorities)
 app.command()(probe)
 
@@ -214,6 +216,19 @@ def run(
             warmup=warmup, learning_rate=learning_rate, threads=threads, check=check, timeout_s=timeout,
             console=Console(),
         )  # fmt: skip
+
+
+@app.command()
+def cpu_cluster(
+    cpu_quotas: Annotated[str, typer.Argument(metavar="0.5,0.25", help="Cores that each device may use.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The cluster file.")] = Path("cluster.yaml"),
+    timeout: Annotated[float, typer.Option(help="Seconds after which everything is ended.")] = 120.0,
+) -> None:
+    """Make a cluster of this machine's CPU, devices of different speed: measure them and what gloo carries between."""
+    from .training import command
+
+    with _errors():
+        command.cpu_cluster(cpu_quotas, output, timeout, Console())
 
 
 @app.command()

@@ -128,6 +128,16 @@ def test_ranks_of_a_host_share_its_link():
     assert measured_cluster.cluster(wide).bandwidth_bytes_per_s(0, 1) == pytest.approx(3.6e8, rel=0.02)
 
 
+def test_pairs_that_end_early_are_not_counted_twice():
+    """Two pairs share a link of 1e8 and one has the smaller message: together they carry the sum in the longer time."""
+    measured = group("aab", lambda a, b: (2e-5, 1e8))
+    for source, nbytes, seconds in ((0, 1_000_000, 0.02), (1, 2_000_000, 0.03)):
+        point = Point(nbytes, seconds, seconds, 5)
+        loaded = Transfer(source, 2, "messages", "all_pairs", (points(1e-3, 1e12)[0], point))
+        measured = dataclasses.replace(measured, transfers=(*measured.transfers, loaded))
+    assert measured_cluster.cluster(measured).bandwidth_bytes_per_s(0, 1) == pytest.approx(1e8, rel=0.01)
+
+
 def test_devices_of_one_name_and_another_speed_are_of_another_type():
     peaks = [2e12, 1e12, 1.05e12, 2.1e12]
     ranks = [dataclasses.replace(GPU, bfloat16_flop_per_s=peak) for peak in peaks]

@@ -21,7 +21,7 @@ from triton_ext.probing import devices, measure, messages
 
 def probe(rank, tell, quick):
     if quick:
-        messages.SIZES, messages._PER_SIZE_S, messages._REPETITIONS = messages.SIZES[:6], 0.005, (2, 5)
+        messages.SIZES, messages._PER_SIZE_S, messages._REPETITIONS = messages.SIZES[:6], 0.005, (2, 8)
         messages._LOADED_S, devices._SECONDS = 0.01, 0.01
         devices._LARGEST["cpu"] = 512
     steps = []
@@ -110,6 +110,7 @@ def test_under_torchrun(tmp_path):
                           text=True, timeout=200, check=True)  # fmt: skip
     assert done.stdout.count("Ranks, all at work at once") == 1
     assert f"{tmp_path}/c.json: 2 devices on 1 host" in done.stdout
-    cluster = cluster_file.load(tmp_path / "c.json")
     measured = measurements.load(tmp_path / "c.measured.json")
-    assert cluster == measured_cluster.cluster(measured, "memory")
+    cluster_file.dump(measured_cluster.cluster(measured, "memory"), tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_text() == (tmp_path / "c.json").read_text()
+    assert len(cluster_file.load(tmp_path / "c.json").devices) == 2

@@ -122,7 +122,8 @@ def test_a_wait_for_another_word_has_no_rank(recorded):
     def run(_rank):
         tx.all_to_all((16, 16), torch.float32)
         flag = torch.zeros(1, dtype=torch.int32)
-        timer = threading.Timer(0.05, flag.fill_, (1,))
+        spin.warmup(flag, grid=(1,))
+        timer = threading.Timer(0.2, flag.fill_, (1,))
         timer.start()
         spin[(1,)](flag)
         timer.join()

@@ -15,7 +15,9 @@ from typer.testing import CliRunner
 from triton_ext.cli import app
 from triton_ext.emulate import processes
 from triton_ext.errors import PlanningError
+from triton_ext.planner import cluster_file
 from triton_ext.planner.parallel import plan_file
+from triton_ext.training import quota
 from triton_ext.training.launch import Job, run
 
 SMALL = {"width": 32, "blocks": 4, "heads": 4, "sequence": 16, "vocabulary": 64}
@@ -180,3 +182,15 @@ def test_the_export_command(tmp_path):
     uneven = saved(TWO_RANKS["uneven replicas"], tmp_path / "uneven.json")
     result = CliRunner().invoke(app, ["export", str(uneven), "--to", "torchtitan"])
     assert result.exit_code == 1 and "3, 1 samples" in result.output
+
+
+@pytest.mark.slow
+def test_a_cluster_of_quotas_is_measured_and_read_again(tmp_path):
+    path = tmp_path / "cluster.yaml"
+    result = CliRunner().invoke(app, ["cpu-cluster", "0.5,0.15", "-o", str(path)])
+    assert result.exit_code == 0, result.output
+    found = cluster_file.load(path)
+    assert quota.of_devices(found) == (0.5, 0.15)
+    fast, slow = found.device_type("cpu-0.5"), found.device_type("cpu-0.15")
+    assert fast.peak_flop_per_s > 1.8 * slow.peak_flop_per_s
+    assert 1e6 < found.bandwidth_bytes_per_s(0, 1) < 1e11 and found.latency_s(0, 1) < 0.1

@@ -14,10 +14,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from ..errors import ClusterError
-from .fields import describe
+from . import documents
+from .documents import Count, Entry, Positive
 
 Transport = Literal["messages", "memory"]  # torch.distributed's send and recv; stores to the peer's memory
 Load = Literal["alone", "both_ways", "all_pairs"]  # what else is on the way at the same time
@@ -133,12 +134,10 @@ def dump(measurements: Measurements, path: Path) -> None:
 def load(path: Path) -> Measurements:
     """The measurements of a JSON file. ClusterError names the file and the field of what is wrong."""
     try:
-        document = _Document.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise ClusterError(f"{path}: it cannot be read: {error}") from None
-    except ValidationError as error:
-        problems = [f"{path}: {describe(detail, 'file of measurements')}" for detail in error.errors()]
-        raise ClusterError("\n".join(problems)) from None
+    document = documents.check(_Document, data, str(path), "file of measurements", ClusterError)
     transfers = tuple(
         Transfer(t.source, t.destination, t.transport, t.load, tuple(Point(**p.model_dump()) for p in t.points))
         for t in document.transfers
@@ -152,29 +151,23 @@ def load(path: Path) -> Measurements:
     return Measurements(document.backend, tuple(RankFigures(**r.model_dump()) for r in document.ranks), transfers)
 
 
-_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-_Count = Annotated[int, Field(ge=1)]
 _Index = Annotated[int, Field(ge=0)]
 
 
-class _Entry(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _Point(Entry):
+    bytes: Count
+    seconds: Positive
+    fastest_s: Positive
+    repetitions: Count
 
 
-class _Point(_Entry):
-    bytes: _Count
-    seconds: _Positive
-    fastest_s: _Positive
-    repetitions: _Count
-
-
-class _Line(_Entry):
+class _Line(Entry):
     latency_s: float
     bandwidth_bytes_per_s: float
     error: float
 
 
-class _Transfer(_Entry):
+class _Transfer(Entry):
     source: _Index
     destination: _Index
     transport: Transport
@@ -183,17 +176,17 @@ class _Transfer(_Entry):
     line: _Line | None = None  # for readers; made again from the points
 
 
-class _Rank(_Entry):
+class _Rank(Entry):
     host: str
     device: str
-    threads: _Count
-    memory_bytes: _Count
-    float32_flop_per_s: _Positive
-    bfloat16_flop_per_s: _Positive
-    memory_bandwidth_bytes_per_s: _Positive
+    threads: Count
+    memory_bytes: Count
+    float32_flop_per_s: Positive
+    bfloat16_flop_per_s: Positive
+    memory_bandwidth_bytes_per_s: Positive
 
 
-class _Document(_Entry):
+class _Document(Entry):
     format: Literal[1]
     backend: str
     ranks: Annotated[list[_Rank], Field(min_length=1)]

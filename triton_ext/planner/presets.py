@@ -100,3 +100,16 @@ def gpu_hosts(ranks_per_host: Sequence[int], name: str = "A100-80") -> Cluster:
     kind, (fabric, width) = device_type(name), _NODES[name]
     nodes = [Node(f"host{i}", (name,) * ranks, fabric) for i, ranks in enumerate(ranks_per_host)]
     return star([kind], nodes, width, 10e-6)
+
+
+def parse(text: str) -> Cluster:
+    """The cluster of published devices that a text like "A100-40=8,V100-16=6" names."""
+    counts: dict[str, int] = {}
+    for part in text.split(","):
+        name, separator, number = part.strip().partition("=")
+        if not separator or not number.isdecimal():
+            raise ClusterError(f"{part.strip()!r}: write devices as TYPE=COUNT with commas, as in A100-40=8,V100-16=6")
+        if name in counts:
+            raise ClusterError(f"device type {name} is there twice; give one count")
+        counts[name] = int(number)
+    return cluster(counts)

@@ -13,7 +13,8 @@ from rich.table import Table
 
 from ..errors import PlanningError
 from ..planner import cluster_file
-from ..planner.parallel import plan_file
+from ..planner.parallel import plan_file, profile_files
+from ..planner.parallel.pipeline import simulate
 
 if TYPE_CHECKING:
     from ..planner.cluster import Cluster
@@ -135,7 +136,7 @@ def run(
         cpu_quotas=quotas or (),
         check=check,
     )
-    predicted = _predicted(file, profiles, where)
+    predicted = _predicted(file, profiles, where, console)
     (measured,) = launch.run(job, timeout_s, lambda line: console.print(line, highlight=False))
     ordered = sorted(measured.steps_s)
     console.print(
@@ -155,6 +156,24 @@ def run(
         )
 
 
+def cpu_cluster(cpu_quotas: str, output: Path, timeout_s: float, console: Console) -> None:
+    from . import links
+
+    cluster = links.measure(numbers(cpu_quotas, "the quotas", float), timeout_s)
+    cluster_file.dump(cluster, output)
+    table = Table(title=f"{len(cluster.nodes)} devices on this machine", title_justify="left")
+    for heading in ("type", "float32 (Gflop/s)", "memory (GB/s)"):
+        table.add_column(heading, justify="right")
+    for kind in cluster.device_types:
+        bandwidth = kind.memory_bandwidth_bytes_per_s
+        table.add_row(kind.name, f"{kind.peak_flop_per_s / 1e9:.1f}", f"{bandwidth / 1e9:.1f}")
+    console.print(table)
+    speeds = sorted(link.bandwidth_bytes_per_s for link in cluster.links)
+    if speeds:
+        console.print(f"links of {speeds[0] / 1e9:.2f} to {speeds[-1] / 1e9:.2f} GB/s", highlight=False)
+    console.print(f"written to {output}", highlight=False)
+
+
 def export(plan: Path, to: str, output: Path | None, console: Console) -> None:
     from .export import export as convert
 
@@ -166,9 +185,17 @@ def export(plan: Path, to: str, output: Path | None, console: Console) -> None:
         console.print(f"{output}: {len(text.splitlines())} lines", highlight=False)
 
 
-def _predicted(file: plan_file.PlanFile, profiles: Path | None, cluster: Cluster | None) -> float | None:
+def _predicted(
+    file: plan_file.PlanFile, profiles: Path | None, cluster: Cluster | None, console: Console
+) -> float | None:
     """Milliseconds that a step takes by simulation, or what the plan file says; None without either."""
-    return file.simulated_ms if file.simulated_ms is not None else file.cost_ms
+    if profiles is None or cluster is None:
+        return file.simulated_ms if file.simulated_ms is not None else file.cost_ms
+    points, _ = profile_files.read(profiles)
+    now = plan_file.inputs(points, cluster, file.plan.global_batch, file.inputs.options)
+    for change in file.inputs.changes(now):
+        console.print(f"the plan was made from other inputs: {change}", highlight=False)
+    return simulate(file.plan, cluster, points).step_time_s * 1e3
 
 
 def _recorded_model(profiles: Path | None) -> tuple[str | None, dict[str, Any] | None]:

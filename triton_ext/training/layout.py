@@ -8,6 +8,7 @@ from itertools import accumulate
 
 from ..errors import PlanningError
 from ..planner.parallel.plan import ParallelPlan, Stage
+from ..planner.parallel.schedule import layer_runs
 
 # What torch's schedules need, or what this executor has not: refused, so that nothing is silently left out.
 _NOT_EXECUTED = ("shard_optimizer", "shard_parameters", "sequence_parallel")
@@ -59,27 +60,12 @@ def check(plan: ParallelPlan) -> None:
 
 
 def chunks(plan: ParallelPlan) -> list[Chunk]:
-    """The chunks in the order in which a sample passes through them.
-
-    With an interleaved schedule a sample passes through the stages `chunks_per_stage` times. A stage's layers are then
-    those of its chunks, not consecutive ones: their number is the plan's, in parts as equal as can be, larger first.
-    """
+    """The chunks in the order in which a sample passes through them (`schedule.layer_runs`)."""
     count = plan.settings.chunks_per_stage
     if count != 1 and plan.schedule != "interleaved":
         raise PlanningError(f"{count} chunks per stage need the interleaved schedule, not {plan.schedule}")
-    found: list[Chunk] = []
-    begin = 0
-    for turn in range(count):
-        for number, stage in enumerate(plan.stages):
-            layers, rest = divmod(stage.end - stage.begin, count)
-            end = begin + layers + (turn < rest)
-            if end == begin:
-                raise PlanningError(
-                    f"stage {number} has {stage.end - stage.begin} layers for {count} chunks; give it at least as many"
-                )
-            found.append(Chunk(number, begin, end))
-            begin = end
-    return found
+    runs = layer_runs(plan)
+    return [Chunk(number, *stage_runs[turn]) for turn in range(count) for number, stage_runs in enumerate(runs)]
 
 
 def place(stage: Stage, device: int) -> tuple[int, int] | None:

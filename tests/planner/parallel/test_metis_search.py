@@ -1,7 +1,10 @@
 """Metis's search: the published observations, any cluster, nothing lost and everything counted."""
 
 import itertools
+import sys
+import time
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -254,6 +257,26 @@ def test_the_time_limit_ends_with_the_best_so_far():
     result = search(model, machines, 64, MetisSettings(time_limit_s=1e-9))
     assert not result.complete and any("time limit" in note for note in result.notes)
     assert search(model, machines, 64, MetisSettings(max_stages=2, time_limit_s=60)).complete
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_orders_of_types_searched_in_turns(at_once):
+    machines, model = cluster((A, A), (T, T), (V,)), profiles(T4=3.0, V100_16=2.0)
+    together = search(model, machines, 12)
+    with mock.patch.object(sys.modules[_Search.__module__], "_LAYOUTS", at_once):
+        in_turns = search(model, machines, 12, MetisSettings(keep=20))
+    assert in_turns.costed == together.costed and in_turns.pruned == together.pruned
+    assert {r.code: r.count for r in in_turns.rejected} == codes(together)
+    few = min(len(in_turns.plans), len(together.plans))
+    assert in_turns.plans[:few] == together.plans[:few] and few > 3
+
+
+def test_many_types_end_in_time():
+    factors = {name: 1.0 + index for index, name in enumerate(presets.DEVICE_TYPES) if name != A}
+    machines = cluster(*[(name,) for name in presets.DEVICE_TYPES])
+    begin = time.perf_counter()
+    result = search(metis_profiles(slower=factors), machines, 12, MetisSettings(time_limit_s=0.5))
+    assert not result.complete and time.perf_counter() - begin < 20  # 39,916,800 orders
 
 
 def test_relative_layer_cost_of_another_point_is_noted():
