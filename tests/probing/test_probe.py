@@ -72,13 +72,17 @@ def test_two_ranks_on_each_of_two_hosts():
 @pytest.mark.slow
 @pytest.mark.parametrize(("rate", "bytes_per_s"), [("1gbit", 125e6), ("100mbit", 12.5e6)])
 def test_a_link_of_known_rate(rate, bytes_per_s):
-    """Within a tenth: headers of TCP, IP and Ethernet take 4.4 % of it."""
+    """Within a tenth: headers of TCP, IP and Ethernet take 4.4 % of it. A machine that is busy with something else
+    carries less: one of three measurements must find it quiet enough."""
     require_hosts()
-    measured, *_ = run_on_hosts(2, 1, probe, False, rate=rate)
-    cluster = measured_cluster.cluster(measured)
-    for a, b in ((0, 1), (1, 0)):
-        assert measured.transfer(a, b).line.bandwidth_bytes_per_s == pytest.approx(bytes_per_s, rel=0.1)
-        assert cluster.bandwidth_bytes_per_s(a, b) == pytest.approx(bytes_per_s, rel=0.1)
+    for _ in range(3):
+        measured, *_ = run_on_hosts(2, 1, probe, False, rate=rate)
+        cluster = measured_cluster.cluster(measured)
+        found = [measured.transfer(a, b).line.bandwidth_bytes_per_s for a, b in ((0, 1), (1, 0))]
+        found += [cluster.bandwidth_bytes_per_s(a, b) for a, b in ((0, 1), (1, 0))]
+        if found == pytest.approx([bytes_per_s] * 4, rel=0.1):
+            return
+    raise AssertionError(f"{found} bytes/s on links of {rate}")
 
 
 def silent(rank, tell):
