@@ -29,6 +29,7 @@ from triton_ext.planner.parallel.result import CostedPlan
 from triton_ext.planner.parallel.search import SearchSettings, search
 
 BATCH = 256
+OTHERS_S = 30.0  # at most, for each of the plannings that ours is compared with
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def as_the_slowest_ms(cluster: Cluster, profiles: Profiles) -> float:
     kind = replace(cluster.device_type(slowest), memory_bytes=least)
     nodes = tuple(replace(node, device_types=(slowest,) * len(node.device_types)) for node in cluster.nodes)
     seen = Cluster((kind,), nodes, cluster.switches, cluster.links)
-    found = search(profiles, seen, BATCH, SearchSettings(plans=50))
+    found = search(profiles, seen, BATCH, SearchSettings(plans=50, time_limit_s=OTHERS_S))
     for candidate in found.plans:  # the first one whose replicas are profiled on the real devices, too
         if (cost_ms := our_ms([candidate.plan], cluster, profiles)) < math.inf:
             return cost_ms
@@ -114,13 +115,15 @@ def as_the_slowest_ms(cluster: Cluster, profiles: Profiles) -> float:
 
 
 def quality(case: Case, time_limit_s: float, processes: int) -> dict[str, Any]:
-    """Our plan beside those of others, all under our cost model; and ours and Metis's under Metis's."""
+    """Our plan beside those of others, all under our cost model; and ours and Metis's under Metis's. quick: what a
+    search of one second finds."""
     profiles, cluster = public_profiles(case.model), presets.cluster(case.counts)
     cpu_s, wall_s = time.process_time(), time.perf_counter()
     found = search(profiles, cluster, BATCH, SearchSettings(time_limit_s=time_limit_s, processes=processes))
     cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
-    published = metis.search(profiles, cluster, BATCH)
-    exact = search(profiles, cluster, BATCH, SearchSettings(cost="metis", time_limit_s=time_limit_s))
+    quick = search(profiles, cluster, BATCH, SearchSettings(time_limit_s=1.0)).best
+    published = metis.search(profiles, cluster, BATCH, metis.MetisSettings(time_limit_s=OTHERS_S))
+    exact = search(profiles, cluster, BATCH, SearchSettings(cost="metis", time_limit_s=OTHERS_S))
     best = found.best
     if best is None or published.best is None or exact.best is None:
         raise PlanningError(f"{case}: no plan")
@@ -135,6 +138,7 @@ def quality(case: Case, time_limit_s: float, processes: int) -> dict[str, Any]:
         "ours_ms": round(ours_ms, 1),
         "simulated_ms": round(simulated_ms, 1),
         "gap": f"{found.gap:.1%}" if not found.proven else "proven",
+        "quick": ratio(quick.cost.total_ms if quick else math.inf, ours_ms),
         "cpu_s": round(cpu_s, 2) if processes == 1 else None,
         "wall_s": round(wall_s, 2),
         "plan": shown(best),
@@ -180,6 +184,16 @@ def against_oracle(case: Case, time_limit_s: float) -> dict[str, Any]:
     }
 
 
+def each(title: str, rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows that are told as they come."""
+    found = []
+    for row in rows:
+        print(json.dumps(row), flush=True)
+        found.append(row)
+    tell(title, found)
+    return found
+
+
 def tell(title: str, rows: list[dict[str, Any]]) -> None:
     print(title)
     names = list(rows[0])
@@ -195,11 +209,11 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--json", type=Path, help="where to write the rows")
     given = parser.parse_args()
-    tables = {"plans": [quality(case, 30, given.processes) for case in (*CASES, *(LARGE_CASES if given.large else ()))]}
-    tell("Plans for a batch of 256, and how much longer a step of other planning takes", tables["plans"])
+    cases = (*CASES, *(LARGE_CASES if given.large else ()))
+    title = f"Plans for a batch of {BATCH}, and how many times as long a step of other planning takes"
+    tables = {"plans": each(title, (quality(case, 30.0, given.processes) for case in cases))}
     if given.oracle:
-        tables["oracle"] = [against_oracle(case, 600) for case in ORACLE_CASES]
-        tell("Against every plan", tables["oracle"])
+        tables["oracle"] = each("Against every plan", (against_oracle(case, 600.0) for case in ORACLE_CASES))
     if given.json:
         given.json.write_text(json.dumps(tables, indent=2) + "\n")
 
