@@ -211,15 +211,16 @@ def tell(title: str, rows: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--large", action="store_true", help="64 devices of three types, too")
-    parser.add_argument("--oracle", action="store_true", help="small cases against every plan, 10 minutes each at most")
+    parser.add_argument("tables", nargs="*", choices=("plans", "large", "oracle"), default=["plans"])
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--json", type=Path, help="where to write the rows")
     given = parser.parse_args()
-    cases = (*CASES, *(LARGE_CASES if given.large else ()))
     title = f"Plans for a batch of {BATCH}, and how many times as long a step of other planning takes"
-    tables = {"plans": each(title, (quality(case, 30.0, given.processes) for case in cases))}
-    if given.oracle:
+    tables = {}
+    for name, cases in (("plans", CASES), ("large", LARGE_CASES)):
+        if name in given.tables:
+            tables[name] = each(title, (quality(case, 30.0, given.processes) for case in cases))
+    if "oracle" in given.tables:
         tables["oracle"] = each("Against every plan", (against_oracle(case, 600.0) for case in ORACLE_CASES))
     if given.json:
         given.json.write_text(json.dumps(tables, indent=2) + "\n")
