@@ -11,6 +11,8 @@ GiB: it is the Ti.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..errors import ClusterError
 from .cluster import Cluster, DeviceType, Fabric, Node, star
 
@@ -63,6 +65,12 @@ _NODES: dict[str, tuple[Fabric, float]] = {
 _CARD_PER_DEVICE = {"H100-80", "MI300X"}  # whose nodes have a network card of 400 Gbit/s for each device
 
 
+# Processes on CPUs: what one rank stores to shared memory while the others do, and a socket over 1 Gbit/s, by a switch.
+# They stand in until `triton-ext probe` has measured; the planning of jobs has no use for them.
+_CPU = DeviceType("CPU", 8 * _GIB, 100e9, 10e9)
+_SHARED_MEMORY, _SOCKET_BYTES_PER_S, _SOCKET_S = Fabric(6e9, 1e-6), 0.118e9, 50e-6
+
+
 def device_type(name: str) -> DeviceType:
     """A published device by name; ClusterError with all names for one that is not there."""
     if name not in DEVICE_TYPES:
@@ -87,6 +95,19 @@ def cluster(counts: dict[str, int], devices_per_node: int = 4, network_latency_s
             nodes.append(node)
             widths[node.name] = width * size if name in _CARD_PER_DEVICE else width
     return star([DEVICE_TYPES[name] for name in counts], nodes, widths, network_latency_s)
+
+
+def cpu_hosts(ranks_per_host: Sequence[int]) -> Cluster:
+    """Hosts whose ranks are processes on CPUs: shared memory within each, 1 Gbit/s to one switch."""
+    nodes = [Node(f"host{i}", (_CPU.name,) * ranks, _SHARED_MEMORY) for i, ranks in enumerate(ranks_per_host)]
+    return star([_CPU], nodes, _SOCKET_BYTES_PER_S, _SOCKET_S)
+
+
+def gpu_hosts(ranks_per_host: Sequence[int], name: str = "A100-80") -> Cluster:
+    """Hosts with a published device for each rank, and the network of its usual node."""
+    kind, (fabric, width) = device_type(name), _NODES[name]
+    nodes = [Node(f"host{i}", (name,) * ranks, fabric) for i, ranks in enumerate(ranks_per_host)]
+    return star([kind], nodes, width, 10e-6)
 
 
 def parse(text: str) -> Cluster:
