@@ -98,7 +98,7 @@ _MEMORY_ERRORS = (torch.OutOfMemoryError, MemoryError, _NoRoom, RuntimeError)
 def _reason(error: Exception) -> str:
     """Of a lack of memory; anything else is raised again. The CPU's allocator raises a plain RuntimeError."""
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
-    if type(error) is RuntimeError and "memory" not in text:
+    if type(error) is RuntimeError and "allocate memory" not in text:
         raise error
     return f"out of memory: {text}"
 
