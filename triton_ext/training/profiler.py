@@ -22,7 +22,7 @@ from .executor import optimizer
 from .model import LayeredModel
 
 STATE_COPIES = 4  # of float32 parameters: themselves, gradients, and AdamW's two moments
-_LEAST_SAMPLE_S = 0.1  # what is shorter is repeated: ten periods of a CPU quota
+_LEAST_SAMPLE_S = 0.2  # what is shorter is repeated: twenty periods of a CPU quota
 _MOST_REPETITIONS = 1000
 
 Key = tuple[int, int]  # tensor-parallel degree, samples of a micro-batch
@@ -60,7 +60,7 @@ def measure(
 ) -> Outcome:
     """Measure every (degree, samples): `models` by degree, each sharded already and on the device.
 
-    One sample is the mean of as many passes as take 0.1 s; samples of all points take turns, and medians are kept. With
+    One sample is the mean of as many passes as take 0.2 s, after one that is not timed; samples of all points take turns, and medians are kept. With
     `throttled`, under a CPU quota, layers share the time of a pass as they share its computing time: within a pass
     the process stands still at any layer. A point for which memory does not suffice is infeasible, and ends nothing.
     """
@@ -143,6 +143,7 @@ class _Candidate:
         self._updates = self._repetitions(self._optimizer.step)
 
     def sample(self) -> None:
+        self._pass(_Clock(self._device, self._throttled))  # brings back what other points' samples drove out of caches
         clock = _Clock(self._device, self._throttled)
         for _ in range(self._passes):
             self._pass(clock)
