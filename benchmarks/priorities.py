@@ -12,12 +12,14 @@ import os
 import statistics
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from triton_ext.planner import presets
 from triton_ext.planner.cluster import Cluster, Fabric, Node
-from triton_ext.planner.jobs import baselines
+from triton_ext.planner.jobs.baselines import BASELINES, shortest_first, sincronia, time_shift
+from triton_ext.planner.jobs.job import Routes
 from triton_ext.planner.jobs.path_selection import select_paths
 from triton_ext.planner.jobs.policy import Decision, Policy, Snapshot, crux
 from triton_ext.planner.jobs.simulator import simulate
@@ -32,20 +34,24 @@ LIGHT, HEAVY = Load(30, 0.5), Load(60, 1.0)
 SCATTERED = Load(60, 1.0, fragmentation=16)
 
 
+def planned(snapshot: Snapshot) -> Routes:
+    """Crux's paths."""
+    return select_paths(snapshot.cluster, snapshot.jobs)
+
+
 def crux_paths(snapshot: Snapshot) -> Decision:
     """Crux without priorities: what its paths alone bring."""
-    routes = select_paths(snapshot.cluster, snapshot.jobs)
+    routes = planned(snapshot)
     return Decision(routes, dict.fromkeys(routes, 0))
 
 
 POLICIES: dict[str, Policy] = {
     "crux": crux,
+    **BASELINES,
     "its paths": crux_paths,
-    "ECMP": baselines.ecmp,
-    "SJF": baselines.shortest_first,
-    "Sincronia": baselines.sincronia,
-    "time shift": baselines.time_shift,
-    "TACCL*": baselines.farthest_first,
+    "SJF, its paths": partial(shortest_first, paths=planned),
+    "Sincronia, its paths": partial(sincronia, paths=planned),
+    "shift, its paths": partial(time_shift, paths=planned),
 }
 
 
@@ -123,7 +129,7 @@ def tell(title: str, runs: list[dict[str, Any]]) -> None:
     for name, values in gains(runs).items():
         deviation = statistics.stdev(values) if len(values) > 1 else 0.0
         spread = f"standard deviation {deviation:.1f}, {min(values):+.1f} to {max(values):+.1f}"
-        print(f"  over {name:10}: {statistics.mean(values):+.1f} %, {spread}, {len(values)} traces")
+        print(f"  over {name:20}: {statistics.mean(values):+.1f} %, {spread}, {len(values)} traces")
 
 
 def draw(results: dict[str, list[dict[str, Any]]], png: Path) -> None:
@@ -132,7 +138,7 @@ def draw(results: dict[str, list[dict[str, Any]]], png: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, len(results), figsize=(2.9 * len(results), 3.4), sharey=True, squeeze=False)
+    figure, axes = plt.subplots(1, len(results), figsize=(2.9 * len(results), 4), sharey=True, squeeze=False)
     for axis, (title, runs) in zip(axes[0], results.items(), strict=True):
         for i, values in enumerate(gains(runs).values()):
             axis.plot([i] * len(values), values, "o", color="tab:blue", alpha=0.5, markersize=4)

@@ -106,3 +106,21 @@ def test_operators(operator, target):
         assert "F" not in trace
     else:
         assert len(stages["obj"]) > 1000
+
+
+@pytest.mark.parametrize("target", CUDA, ids=name_of)
+def test_all_threads_leave_a_wait_together(target):
+    """Its loop has barriers: whatever decides that it ends, the timeout too, is read by one thread, for all."""
+    lines = [line.strip() for line in build("all_reduce", target)["ptx"].splitlines()]
+    waits = []
+    for begin, line in enumerate(lines):
+        if line.startswith("$L__BB") and any("Inner Loop Header" in comment for comment in lines[begin : begin + 4]):
+            label = re.escape(line.split(":")[0])
+            end = next(n for n in range(begin, len(lines)) if re.match(rf"(?:@!?%p\d+ )?bra\S*\s+{label};", lines[n]))
+            if any("sys.acquire" in each for each in lines[begin:end]):
+                waits.append(lines[begin:end])
+    assert len(waits) == 3, "for partial values, of own and of shared tiles, and at the end"
+    for loop in waits:
+        reads = [line for line in loop if re.search(r"\bld\.(?:volatile\.)?global", line)]
+        assert len(reads) == 3, "the counter, the clock and the status"
+        assert all(line.startswith("@%p") for line in reads), reads

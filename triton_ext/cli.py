@@ -19,9 +19,11 @@ from rich.table import Table
 
 from .errors import TritonExtError
 from .planner.jobs.command import priorities
+from .planner.parallel.command import plan
 from .probing.command import probe
 
 app = typer.Typer(help="Triton kernels that communicate.", no_args_is_help=True, add_completion=False)
+app.command()(plan)
 app.command()(priorities)
 app.command()(probe)
 

@@ -159,6 +159,12 @@ def _fail(table, code: tl.constexpr, peer, expected, seen):
 
 
 @triton.jit
+def _look(word):
+    """A word that others change, read by one thread for all: they go the same way, to the same barriers."""
+    return tl.atomic_add(word, tl.full([], 0, tl.int64), sem="relaxed", scope="sys")
+
+
+@triton.jit
 def _wait(table, counter, expected, code: tl.constexpr, peer):
     """Acquire: return when a counter of this rank has reached `expected`, or record a failure after the timeout.
 
@@ -170,12 +176,12 @@ def _wait(table, counter, expected, code: tl.constexpr, peer):
     if seen - expected < 0:
         clock = tl.load(table + abi.CLOCK).to(tl.pointer_type(tl.int64))
         timeout_ms = tl.load(table + abi.TIMEOUT_MS)
-        start_ms = tl.load(clock, volatile=True)
+        start_ms = _look(clock)
         waiting = tl.full([], True, tl.int1)
         while waiting:
             seen = tl.atomic_add(counter, nothing, sem="acquire", scope="sys")
-            in_time = tl.load(clock, volatile=True) - start_ms <= timeout_ms
-            waiting = (seen - expected < 0) & in_time & _is_live(table)
+            in_time = _look(clock) - start_ms <= timeout_ms
+            waiting = (seen - expected < 0) & in_time & (_look(table + abi.STATUS) == 0)
         if seen - expected < 0:
             _fail(table, code, peer, expected, seen)
 
@@ -303,8 +309,8 @@ def store_tile(table, coords, value, mask, BLOCK, SPLIT_DIM: tl.constexpr, ALIGN
 def arrive(table, coords, BLOCK, SPLIT_DIM: tl.constexpr):
     """After a tile's stores: tell every rank that it went to. One barrier, then one release per owner."""
     begin, end = _destinations(table, coords, BLOCK, SPLIT_DIM)
-    live = _is_live(table)
     tl.debug_barrier()
+    live = _is_live(table)  # behind the barrier: what a thread has not stored, since it saw a failure, is not counted
     for n in range(0, end - begin):
         peer = _nth(table, n, begin, end)
         count = _count(table, coords, peer, BLOCK, SPLIT_DIM)
@@ -409,10 +415,10 @@ def reduce_tile(table, coords, value, mask, BLOCK, SPLIT_DIM: tl.constexpr, ALIG
 @triton.jit
 def arrive_reduced_rows(table, coords, BLOCK, SPLIT_DIM: tl.constexpr, TRANSFER: tl.constexpr):
     """Tell all ranks that the reduced rows of a tile were stored at them. One barrier, then one release each."""
-    live = _is_live(table)
     world = tl.load(table + abi.WORLD).to(tl.int32)
     count = _count(table, coords, tl.load(table + abi.RANK), BLOCK, SPLIT_DIM)
     tl.debug_barrier()
+    live = _is_live(table)
     for n in range(0, world):
         counter = _counter(table, _nth(table, n, 0, world), abi.REDUCED)
         tl.atomic_add(counter, count, mask=live, sem="release", scope="sys")

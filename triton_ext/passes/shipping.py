@@ -138,8 +138,8 @@ def _ship(table, coords, peer, owner, pe, live, BLOCK, SPLIT_DIM: tl.constexpr, 
 def arrive(table, coords, BLOCK, SPLIT_DIM: tl.constexpr, TRANSFER: tl.constexpr):
     """protocol.arrive."""
     begin, end = _destinations(table, coords, BLOCK, SPLIT_DIM)
-    live = _is_live(table)
     tl.debug_barrier()
+    live = _is_live(table)
     for n in range(0, end - begin):
         peer = _nth(table, n, begin, end)
         pe = _transfer_word(table, peer, abi.PE).to(tl.int32)
@@ -185,11 +185,11 @@ def receive_last(table, last, HERE: tl.constexpr, EXPECTED: tl.constexpr):
 @triton.jit
 def arrive_reduced_rows(table, coords, BLOCK, SPLIT_DIM: tl.constexpr, TRANSFER: tl.constexpr):
     """protocol.arrive_reduced_rows."""
-    live = _is_live(table)
     world = tl.load(table + abi.WORLD).to(tl.int32)
     rank = tl.load(table + abi.RANK).to(tl.int32)
     count = _count(table, coords, rank, BLOCK, SPLIT_DIM)
     tl.debug_barrier()
+    live = _is_live(table)
     for n in range(0, world):
         peer = _nth(table, n, 0, world)
         pe = _transfer_word(table, peer, abi.PE).to(tl.int32)

@@ -160,7 +160,8 @@ def _data(cluster: Cluster) -> dict[str, Any]:
 
 
 def _speed(of: Fabric | Link) -> dict[str, float]:
-    return {"bandwidth_gb_per_s": of.bandwidth_bytes_per_s / 1e9, "latency_us": of.latency_s / 1e-6}
+    latency_us = float(f"{of.latency_s / 1e-6:.15g}")  # 25.99, not 25.990000000000002
+    return {"bandwidth_gb_per_s": of.bandwidth_bytes_per_s / 1e9, "latency_us": latency_us}
 
 
 def _runs(names: tuple[str, ...]) -> list[tuple[str, int]]:

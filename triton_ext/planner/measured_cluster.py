@@ -18,7 +18,8 @@ def cluster(measured: Measurements, within_host: Transport = "messages") -> Clus
 
     A device's peak is its bfloat16 throughput. A fabric's bandwidth is what one rank sends while all do, and its
     latency a message's alone. Hosts meet at one switch, each link as wide as the host's ranks could fill it, if that
-    explains every measured pair of hosts within 15 %; else there is a link of its own for each pair.
+    explains every measured pair of hosts within 15 %; else there is a link of its own for each pair. Figures are
+    rounded to four digits.
     """
     types = _device_types(measured)
     nodes = [
@@ -51,8 +52,8 @@ def _device_types(measured: Measurements) -> list[DeviceType]:
         kind = DeviceType(
             names[number] + (f"-{names[: number + 1].count(names[number])}" if repeated else ""),
             figures[0].memory_bytes,
-            statistics.median(each.bfloat16_flop_per_s for each in figures),
-            statistics.median(each.memory_bandwidth_bytes_per_s for each in figures),
+            _rounded(statistics.median(each.bfloat16_flop_per_s for each in figures)),
+            _rounded(statistics.median(each.memory_bandwidth_bytes_per_s for each in figures)),
         )
         kinds |= dict.fromkeys(members, kind)
     return [kinds[rank] for rank in range(len(measured.ranks))]
@@ -67,24 +68,26 @@ def _peak(measured: Measurements, rank: int) -> float:
     return measured.ranks[rank].bfloat16_flop_per_s
 
 
+def _rounded(value: float) -> float:
+    """To four digits: no measurement has more."""
+    return float(f"{value:.4g}")
+
+
 def _type_name(device: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "-", device.replace("(R)", "").replace("(TM)", "")).strip("-") or "device"
 
 
 def _fabric(measured: Measurements, ranks: tuple[int, ...], transport: Transport) -> Fabric:
     if len(ranks) == 1:  # nobody to send to: a copy in its own memory
-        return Fabric(measured.ranks[ranks[0]].memory_bandwidth_bytes_per_s, 0.0)
+        return Fabric(_rounded(measured.ranks[ranks[0]].memory_bandwidth_bytes_per_s), 0.0)
     sent, latencies = [], []
     for source in ranks:
-        alone, loaded = [], 0.0
-        for destination in ranks:
-            if (one := measured.transfer(source, destination, transport)) is not None:
-                alone.append(one.line)
-            if (one := measured.transfer(source, destination, transport, "all_pairs")) is not None:
-                loaded += one.line.bandwidth_bytes_per_s
+        pairs = [(source, destination) for destination in ranks if destination != source]
+        alone = [one.line for pair in pairs if (one := measured.transfer(*pair, transport)) is not None]
         latencies += [line.latency_s for line in alone]
-        sent.append(loaded or max(line.bandwidth_bytes_per_s for line in alone))
-    return Fabric(statistics.median(sent), statistics.median(latencies))
+        together = _together(measured, pairs, transport)
+        sent.append(together or max(line.bandwidth_bytes_per_s for line in alone))
+    return Fabric(_rounded(statistics.median(sent)), _rounded(statistics.median(latencies)))
 
 
 def _between(measured: Measurements, source: int, destination: int) -> tuple[float, float]:
@@ -98,11 +101,11 @@ def _between(measured: Measurements, source: int, destination: int) -> tuple[flo
     return max(line.bandwidth_bytes_per_s for line in lines), statistics.median(line.latency_s for line in lines)
 
 
-def _together(measured: Measurements, sources: Iterable[int], destinations: Iterable[int]) -> float:
-    """What all these pairs carry together while all ranks send to all."""
-    receivers = list(destinations)
-    transfers = [measured.transfer(a, b, "messages", "all_pairs") for a in sources for b in receivers]
-    return sum(transfer.line.bandwidth_bytes_per_s for transfer in transfers if transfer is not None)
+def _together(measured: Measurements, pairs: Iterable[tuple[int, int]], transport: Transport = "messages") -> float:
+    """Bytes/s of these pairs together while all ranks send to all, until the last one is done; 0 if not measured."""
+    found = [measured.transfer(*pair, transport, "all_pairs") for pair in pairs]
+    largest = [max(each.points, key=lambda point: point.bytes) for each in found if each is not None]
+    return sum(point.bytes for point in largest) / max(point.seconds for point in largest) if largest else 0.0
 
 
 def _through_a_switch(measured: Measurements, kinds: Iterable[DeviceType], nodes: list[Node]) -> Cluster | None:
@@ -114,8 +117,8 @@ def _through_a_switch(measured: Measurements, kinds: Iterable[DeviceType], nodes
     for host in count:
         for direction in (0, 1):  # out of the host, and into it
             own = [speed for pair, speed in pairs.items() if pair[direction] == host]
-            ends = (ranks[host], everyone - ranks[host])
-            together = _together(measured, *(ends if direction == 0 else ends[::-1]))
+            crossing = [(a, b) for a in ranks[host] for b in everyone - ranks[host]]
+            together = _together(measured, crossing if direction == 0 else [(b, a) for a, b in crossing])
             alone[host, direction] = max(bandwidth for bandwidth, _ in own)
             widths[host, direction] = max(alone[host, direction], together)
             latencies[host, direction] = statistics.median(latency_s for _, latency_s in own) / 2
@@ -126,8 +129,8 @@ def _through_a_switch(measured: Measurements, kinds: Iterable[DeviceType], nodes
         switch += "-"
     links = []
     for host, node in enumerate(nodes):
-        links.append(Link(node.name, switch, widths[host, 0], latencies[host, 0]))
-        links.append(Link(switch, node.name, widths[host, 1], latencies[host, 1]))
+        links.append(Link(node.name, switch, _rounded(widths[host, 0]), _rounded(latencies[host, 0])))
+        links.append(Link(switch, node.name, _rounded(widths[host, 1]), _rounded(latencies[host, 1])))
     return Cluster(tuple(kinds), tuple(nodes), (switch,), tuple(links))
 
 
@@ -137,5 +140,5 @@ def _directly(measured: Measurements, kinds: Iterable[DeviceType], nodes: list[N
         for b, destination in enumerate(nodes):
             if a != b:
                 bandwidth, latency_s = _between(measured, a, b)
-                links.append(Link(source.name, destination.name, bandwidth, latency_s))
+                links.append(Link(source.name, destination.name, _rounded(bandwidth), _rounded(latency_s)))
     return Cluster(tuple(kinds), tuple(nodes), (), tuple(links))

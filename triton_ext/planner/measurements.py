@@ -14,10 +14,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from ..errors import ClusterError
-from .fields import describe
+from . import documents
+from .documents import Count, Entry, Name, Positive
+from .schedules import UNFUSED, Measurement
 
 Transport = Literal["messages", "memory"]  # torch.distributed's send and recv; stores to the peer's memory
 Load = Literal["alone", "both_ways", "all_pairs"]  # what else is on the way at the same time
@@ -77,12 +79,30 @@ class RankFigures:
 
 
 @dataclass(frozen=True)
+class CollectiveTime:
+    """A library's collective over the whole group: the median of `repetitions`, and the fastest one; `tensor_bytes` as
+    `schedules.Request` has them."""
+
+    collective: str
+    tensor_bytes: int
+    seconds: float
+    fastest_s: float
+    repetitions: int
+
+
+@dataclass(frozen=True)
 class Measurements:
-    """Of one group: its ranks in order, and the transfers between them."""
+    """Of one group: its ranks in order, the transfers between them, and the collectives of all of them."""
 
     backend: str
     ranks: tuple[RankFigures, ...]
     transfers: tuple[Transfer, ...]
+    collectives: tuple[CollectiveTime, ...] = ()
+
+    def unfused(self) -> tuple[Measurement, ...]:
+        """The collectives as what `schedules.choose` takes in place of its model of the unfused path."""
+        world = len(self.ranks)
+        return tuple(Measurement(c.collective, UNFUSED, world, c.tensor_bytes, c.seconds) for c in self.collectives)
 
     def transfer(
         self, source: int, destination: int, transport: Transport = "messages", load: Load = "alone"
@@ -126,19 +146,19 @@ def dump(measurements: Measurements, path: Path) -> None:
     """Write measurements so that `load` gives them back, each transfer with its fitted line for whoever reads it."""
     transfers = [{**dataclasses.asdict(t), "line": dataclasses.asdict(t.line)} for t in measurements.transfers]
     ranks = [dataclasses.asdict(rank) for rank in measurements.ranks]
+    collectives = [dataclasses.asdict(each) for each in measurements.collectives]
     data = {"format": 1, "backend": measurements.backend, "ranks": ranks, "transfers": transfers}
+    data |= {"collectives": collectives}
     path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
 def load(path: Path) -> Measurements:
     """The measurements of a JSON file. ClusterError names the file and the field of what is wrong."""
     try:
-        document = _Document.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise ClusterError(f"{path}: it cannot be read: {error}") from None
-    except ValidationError as error:
-        problems = [f"{path}: {describe(detail, 'file of measurements')}" for detail in error.errors()]
-        raise ClusterError("\n".join(problems)) from None
+    document = documents.check(_Document, data, str(path), "file of measurements", ClusterError)
     transfers = tuple(
         Transfer(t.source, t.destination, t.transport, t.load, tuple(Point(**p.model_dump()) for p in t.points))
         for t in document.transfers
@@ -149,32 +169,28 @@ def load(path: Path) -> Measurements:
                 f"{path}: transfers[{number}]: from {transfer.source} to {transfer.destination}, of "
                 f"{len(document.ranks)} ranks"
             )
-    return Measurements(document.backend, tuple(RankFigures(**r.model_dump()) for r in document.ranks), transfers)
+    ranks = tuple(RankFigures(**rank.model_dump()) for rank in document.ranks)
+    collectives = tuple(CollectiveTime(**each.model_dump()) for each in document.collectives)
+    return Measurements(document.backend, ranks, transfers, collectives)
 
 
-_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-_Count = Annotated[int, Field(ge=1)]
 _Index = Annotated[int, Field(ge=0)]
 
 
-class _Entry(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _Point(Entry):
+    bytes: Count
+    seconds: Positive
+    fastest_s: Positive
+    repetitions: Count
 
 
-class _Point(_Entry):
-    bytes: _Count
-    seconds: _Positive
-    fastest_s: _Positive
-    repetitions: _Count
-
-
-class _Line(_Entry):
+class _Line(Entry):
     latency_s: float
     bandwidth_bytes_per_s: float
     error: float
 
 
-class _Transfer(_Entry):
+class _Transfer(Entry):
     source: _Index
     destination: _Index
     transport: Transport
@@ -183,18 +199,27 @@ class _Transfer(_Entry):
     line: _Line | None = None  # for readers; made again from the points
 
 
-class _Rank(_Entry):
+class _Rank(Entry):
     host: str
     device: str
-    threads: _Count
-    memory_bytes: _Count
-    float32_flop_per_s: _Positive
-    bfloat16_flop_per_s: _Positive
-    memory_bandwidth_bytes_per_s: _Positive
+    threads: Count
+    memory_bytes: Count
+    float32_flop_per_s: Positive
+    bfloat16_flop_per_s: Positive
+    memory_bandwidth_bytes_per_s: Positive
 
 
-class _Document(_Entry):
+class _CollectiveTime(Entry):
+    collective: Name
+    tensor_bytes: Count
+    seconds: Positive
+    fastest_s: Positive
+    repetitions: Count
+
+
+class _Document(Entry):
     format: Literal[1]
     backend: str
     ranks: Annotated[list[_Rank], Field(min_length=1)]
     transfers: list[_Transfer]
+    collectives: list[_CollectiveTime] = Field(default_factory=list)

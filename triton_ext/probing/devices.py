@@ -13,6 +13,7 @@ import torch
 _SECONDS = 0.25  # for each measurement: as long on all ranks, so that they are measured under each other's load
 _LONGEST_S = 0.1  # of one matrix product
 _COPY_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}  # more than caches hold
+_WHOLE = 1 << 28  # bytes: a share of a host's memory is rounded down to a multiple
 _LARGEST = {"cpu": 4096, "cuda": 16384}
 
 
@@ -43,7 +44,7 @@ def memory_bytes(device: torch.device, ranks_on_host: int) -> int:
             continue
         if text.isdigit():
             limits.append(int(text))
-    return min(limits) // ranks_on_host
+    return min(limits) // ranks_on_host // _WHOLE * _WHOLE
 
 
 def flop_per_s(device: torch.device, dtype: torch.dtype) -> float:

@@ -75,18 +75,29 @@ class Messenger:
         return points
 
     def _lead(self, peer: int, run: Callable[[int], float]) -> list[Point]:
-        """Points of growing sizes, chosen by what the last one took; the peer is told each time."""
+        """Points of growing sizes, chosen by what the last one took; the peer is told each time.
+
+        The smallest size is measured again with every other one, and the largest ones at the end: a machine that is
+        busy for a moment must not decide the latency or the bandwidth.
+        """
         points: list[Point] = []
-        repetitions = _REPETITIONS[1]
-        for nbytes in SIZES:
+
+        def measure(nbytes: int, repetitions: int) -> float:
             self._tell(peer, nbytes, repetitions)
             points.append(_measure(run, nbytes, repetitions))
-            last_s = points[-1].seconds
-            if (last_s - points[0].seconds) * 4 > _LONGEST_S:
+            return points[-1].seconds
+
+        least, most = _REPETITIONS
+        smallest_s = last_s = measure(SIZES[0], most)
+        for nbytes in SIZES[1:]:
+            smallest_s = min(smallest_s, measure(SIZES[0], most // 4))
+            last_s = measure(nbytes, round(min(max(_PER_SIZE_S / last_s, least), most)))
+            if (last_s - smallest_s) * 4 > _LONGEST_S:
                 break
-            repetitions = round(min(max(_PER_SIZE_S / last_s, _REPETITIONS[0]), _REPETITIONS[1]))
+        for nbytes in sorted({point.bytes for point in points})[-3:]:
+            measure(nbytes, least)
         self._tell(peer, 0, 0)
-        return points
+        return quietest(points)
 
     def _follow(self, peer: int, run: Callable[[int], float]) -> list[Point]:
         points: list[Point] = []
@@ -95,7 +106,7 @@ class Messenger:
             dist.recv(numbers, peer, self._control)
             nbytes, repetitions = numbers.tolist()
             if not nbytes:
-                return points
+                return quietest(points)
             points.append(_measure(run, nbytes, repetitions))
             self._check(peer, nbytes)
 
@@ -161,6 +172,15 @@ def _measure(run: Callable[[int], float], nbytes: int, repetitions: int) -> Poin
 def point(nbytes: int, times_s: Sequence[float]) -> Point:
     """Of repeated transfers, the first of which warms up and does not count."""
     return Point(nbytes, statistics.median(times_s[1:]), min(times_s[1:]), len(times_s) - 1)
+
+
+def quietest(points: Sequence[Point]) -> list[Point]:
+    """By size, ascending: of those measured several times, the one with the smallest median."""
+    best: dict[int, Point] = {}
+    for each in points:
+        if each.bytes not in best or each.seconds < best[each.bytes].seconds:
+            best[each.bytes] = each
+    return [best[nbytes] for nbytes in sorted(best)]
 
 
 def one_way(round_trips: Sequence[Point]) -> list[Point]:

@@ -1,5 +1,7 @@
 """Loops, branches, early returns and calls on the CPU."""
 
+import threading
+
 import pytest
 import torch
 import triton
@@ -140,3 +142,48 @@ def test_pointers_that_a_loop_moves():
     x, out = torch.randn(9, 64), torch.empty(64, dtype=torch.int32)
     walks[(1,)](x, out, 9, 64, BLOCK=64)
     assert torch.equal(out.long(), x.argmax(0))
+
+
+@triton.jit
+def counts(out, n):
+    k = 0
+    while k < n:
+        tl.atomic_add(out + k % 2, k)
+        k += 1
+
+
+@triton.jit
+def spins(flag, out, n):
+    while tl.atomic_add(flag, 0, sem="acquire") < n:
+        pass
+    tl.store(out, tl.load(flag))
+
+
+@triton.jit
+def spins_through_branches(flag, out, n):
+    seen, rounds = 0, 0
+    while seen == 0:
+        if rounds % 2 == 0:
+            seen = (tl.load(flag, volatile=True) >= n).to(tl.int32)
+        rounds += 1
+    tl.store(out, tl.load(flag))
+
+
+def test_a_loop_with_atomics_that_do_not_end_it_does_not_wait():
+    """Behind 1024 rounds, a loop that waits sleeps in each."""
+    out = torch.zeros(2, dtype=torch.int64)
+    kernel = counts[(1,)](out, 3000)
+    assert out.tolist() == [sum(range(0, 3000, 2)), sum(range(1, 3000, 2))]
+    assert "tx_relax" not in kernel.asm["llir"]
+
+
+@pytest.mark.parametrize("kernel", [spins, spins_through_branches])
+def test_a_loop_that_spins_yields_its_core(kernel):
+    flag, out = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    compiled = kernel.warmup(flag, out, 3, grid=(1,))
+    assert "tx_relax" in compiled.asm["llir"]
+    timer = threading.Timer(0.05, flag.fill_, (3,))
+    timer.start()
+    kernel[(1,)](flag, out, 3)
+    timer.join()
+    assert out.item() == 3

@@ -79,6 +79,19 @@ def test_levels_are_an_option(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, [*write(tmp_path), "--levels", "0"]).exit_code == 2
 
 
+def test_policies_compared(tmp_path: Path) -> None:
+    """The paper's first example: two jobs on one link, the second first."""
+    result = CliRunner().invoke(app, [*write(tmp_path), "--simulate", "36.5"])
+    assert result.exit_code == 0, result.output
+    lines = [line.split() for line in result.output.splitlines()]
+    assert ["policy", "Pflop", "computing", "quiet", "two", "one"] in lines
+    crux = next(line for line in lines if line[:1] == ["Crux"])
+    assert [int(crux[-2]), int(crux[-1])] == [18, 6]  # 6 s and 4 s of the link in every 12 s
+    assert {line[0] for line in lines if line} >= {"ECMP", "SJF", "Sincronia", "TACCL*"}
+    refused = CliRunner().invoke(app, [*write(tmp_path), "--simulate", "0"])
+    assert refused.exit_code == 1 and "a simulation of 0.0 s" in refused.output
+
+
 def test_path_classes() -> None:
     """Of the two jobs that cross the racks one has both flows on one switch, the other has one on each."""
     cluster = clos(2, 2, 2, 10, 10)
@@ -143,7 +156,7 @@ def test_the_example() -> None:
     jobs = job_file.load(directory / "jobs.yaml", cluster)
     assert [job.gpus for job in jobs] == [16, 8, 8, 16, 4] and jobs[0].flows[0].size_bytes == 20e9
     arguments = ["priorities", str(directory / "jobs.yaml"), "--cluster", str(directory / "cluster.yaml")]
-    result = CliRunner().invoke(app, [*arguments, "--levels", "3"])
+    result = CliRunner().invoke(app, [*arguments, "--levels", "3", "--simulate", "60.1"])
     assert result.exit_code == 0
     documented = (directory.parents[1] / "docs" / "priorities.md").read_text()
     assert "\n".join(line.strip() for line in result.output.strip().splitlines()) in documented

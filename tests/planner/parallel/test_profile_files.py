@@ -94,6 +94,16 @@ def test_the_whole_layer_follows_from_two_shards(tmp_path, degrees):
     assert any("shards of tp 2 and 4" in text for text in texts(notes))
 
 
+def test_the_whole_layer_of_one_shard(tmp_path):
+    put(tmp_path, "small/A/mbs1_tmp4.json", document())
+    profiles, notes = profile_files.read(tmp_path)
+    assert profiles.model.parameter_bytes == (4000, 4000, 4000)
+    assert profiles.shard_bytes(("A", 4, 1)) == (1000, 1000, 1000)
+    assert any("taken as 4 times it" in text for text in texts(notes))
+    put(tmp_path, "flat/DeviceType.A_tp4_bs1.json", document())
+    assert profile_files.read(tmp_path, "flat")[0].model.parameter_bytes == (1000, 1000, 1000)
+
+
 def test_written_and_read_again(tmp_path):
     made = metis_profiles(slower={"T_4": 3.3})
     profile_files.write(made, tmp_path / "a")

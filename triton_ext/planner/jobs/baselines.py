@@ -1,9 +1,12 @@
-"""What Crux is compared with, as policies of the same form. They keep the idea of each system, not all of it."""
+"""What Crux is compared with, as policies of the same form. They keep the idea of each system, not all of it.
+
+Paths are hashed, as without planning; those that say nothing of paths take them from another function, too.
+"""
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +15,7 @@ from ..cluster import Cluster
 from .compression import ContentionGraph, compress_top
 from .job import Job, Routes, candidates, load_s, solo_period_s, transmit_s
 from .path_selection import Loads
-from .policy import Alignment, Decision, Snapshot
+from .policy import Alignment, Decision, Policy, Snapshot
 
 _OFFSETS = 24  # that a time shift is chosen from
 _SAMPLES = 512  # of the time over which overlap is measured
@@ -24,17 +27,17 @@ def ecmp(snapshot: Snapshot) -> Decision:
     return Decision(hashed_paths(snapshot), {job.name: 0 for job in snapshot.jobs})
 
 
-def shortest_first(snapshot: Snapshot) -> Decision:
-    """Hashed paths; the job whose iteration takes the least time on its slowest link goes first (SJF)."""
-    routes = hashed_paths(snapshot)
+def shortest_first(snapshot: Snapshot, paths: Callable[[Snapshot], Routes] | None = None) -> Decision:
+    """The job whose iteration takes the least time on its slowest link goes first (SJF)."""
+    routes = (paths or hashed_paths)(snapshot)
     seconds = {job.name: transmit_s(snapshot.cluster, job, routes[job.name]) for job in snapshot.jobs}
     order = sorted(seconds, key=lambda name: (seconds[name], name))
     return Decision(routes, compress_top(ContentionGraph(tuple(order), {}), snapshot.levels))
 
 
-def sincronia(snapshot: Snapshot) -> Decision:
-    """Hashed paths; an iteration's flows are a coflow, ordered by bottleneck (Sincronia, SIGCOMM 2018)."""
-    routes = hashed_paths(snapshot)
+def sincronia(snapshot: Snapshot, paths: Callable[[Snapshot], Routes] | None = None) -> Decision:
+    """An iteration's flows are a coflow, ordered by bottleneck (Sincronia, SIGCOMM 2018)."""
+    routes = (paths or hashed_paths)(snapshot)
     order = bottleneck_order(snapshot.cluster, snapshot.jobs, routes)
     return Decision(routes, compress_top(ContentionGraph(order, {}), snapshot.levels))
 
@@ -63,14 +66,14 @@ def bottleneck_order(cluster: Cluster, jobs: Sequence[Job], routes: Routes) -> t
     return tuple(reversed(backwards))
 
 
-def time_shift(snapshot: Snapshot) -> Decision:
-    """Hashed paths, one level; iterations are shifted so that bursts overlap little (after CASSINI, NSDI 2024).
+def time_shift(snapshot: Snapshot, paths: Callable[[Snapshot], Routes] | None = None) -> Decision:
+    """One level; iterations are shifted so that bursts overlap little (after CASSINI, NSDI 2024).
 
     A job is shifted once, when it comes: by the offset with the least demand beyond the links' bandwidths, given the
     jobs before it. Of several that come at once the one with the longest traffic chooses first. Demand is that of the
     job alone.
     """
-    cluster, routes = snapshot.cluster, hashed_paths(snapshot)
+    cluster, routes = snapshot.cluster, (paths or hashed_paths)(snapshot)
     communication_s = {job.name: transmit_s(cluster, job, routes[job.name]) for job in snapshot.jobs}
     senders = sorted(
         (job for job in snapshot.jobs if any(routes[job.name])),
@@ -122,6 +125,16 @@ def hashed_paths(snapshot: Snapshot) -> Routes:
         for i, flow in enumerate(job.flows):
             paths_of_flow = candidates(snapshot.cluster, flow)
             key = f"{snapshot.seed}/{job.name}/{i}/{flow.source}/{flow.destination}"
-            paths.append(paths_of_flow[zlib.crc32(key.encode()) % len(paths_of_flow)])
+            digest = hashlib.blake2b(key.encode(), digest_size=8).digest()  # a CRC would send neighbours one way
+            paths.append(paths_of_flow[int.from_bytes(digest) % len(paths_of_flow)])
         routes[job.name] = tuple(paths)
     return routes
+
+
+BASELINES: dict[str, Policy] = {
+    "ECMP": ecmp,
+    "SJF": shortest_first,
+    "Sincronia": sincronia,
+    "time shift": time_shift,
+    "TACCL*": farthest_first,
+}

@@ -15,6 +15,7 @@ from ..cluster import Cluster
 from .job import Job, Routes, intensity_flop_per_s
 
 SAMPLES = 10  # topological orders in a row without an improvement, after which the search ends
+MOST_SAMPLES = 1000
 EXACT_JOBS = 8  # up to here the optimum itself is found
 
 
@@ -77,33 +78,35 @@ def contention_graph(cluster: Cluster, jobs: Sequence[Job], routes: Routes, orde
     return ContentionGraph(tuple(order), edges)
 
 
-def compress(graph: ContentionGraph, levels: int, seed: int = 0, samples: int = SAMPLES) -> dict[str, int]:
+def compress(graph: ContentionGraph, levels: int, seed: int = 0) -> dict[str, int]:
     """A level in 0 … levels - 1 (0 first) for each job, with the most weight between levels.
 
     Jobs that do not contend, even through others, are cut apart. Of up to EXACT_JOBS jobs it is the optimum; beyond,
     the best cut of the order of priority and of random topological orders, each cut optimally (Crux, SIGCOMM 2024,
-    section 4.3), until `samples` orders in a row are no better. Each part's levels have no gap and begin with 0.
+    section 4.3), until SAMPLES orders in a row are no better. Each part's levels have no gap and begin with 0.
     """
     check_levels(levels)
     result: dict[str, int] = {}
     for part in graph.parts():
         inner = graph.only(part)
-        chosen = _exact(inner, levels) if len(part) <= EXACT_JOBS else _sampled(inner, levels, seed, samples)
+        chosen = _exact(inner, levels) if len(part) <= EXACT_JOBS else _sampled(inner, levels, seed)
         used = sorted(set(chosen))
         result |= {name: used.index(level) for name, level in zip(inner.names, chosen, strict=True)}
     assert graph.is_valid(result), "a cut of a topological order is valid"
     return result
 
 
-def _sampled(graph: ContentionGraph, levels: int, seed: int, samples: int) -> list[int]:
+def _sampled(graph: ContentionGraph, levels: int, seed: int) -> list[int]:
     random = np.random.default_rng(seed)
     most, best = cut_order(graph, list(range(len(graph.names))), levels)
     fruitless = 0
-    while fruitless < samples:
+    for _ in range(MOST_SAMPLES):
         weight, candidate = cut_order(graph, topological_order(graph, random), levels)
         fruitless += 1
         if weight > most * (1 + 1e-12):
             most, best, fruitless = weight, candidate, 0
+        if fruitless == SAMPLES:
+            break
     return best
 
 
@@ -111,12 +114,6 @@ def compress_top(graph: ContentionGraph, levels: int) -> dict[str, int]:
     """Sincronia's way (SIGCOMM 2018): the first jobs have a level each, all others share the last."""
     check_levels(levels)
     return {name: min(i, levels - 1) for i, name in enumerate(graph.names)}
-
-
-def compress_even(graph: ContentionGraph, levels: int) -> dict[str, int]:
-    """Varys' way (SIGCOMM 2014): blocks of the order with as many jobs each."""
-    check_levels(levels)
-    return {name: i * levels // len(graph.names) for i, name in enumerate(graph.names)}
 
 
 def check_levels(levels: int) -> None:

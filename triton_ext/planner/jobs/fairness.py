@@ -33,7 +33,7 @@ def fair_rates(
     nothing = 1e-9 * left  # what rounding leaves of a full link
     rates = np.zeros(len(levels))
     entry_levels = levels[usage.streams]
-    for level in np.unique(entry_levels):
+    for level in np.flatnonzero(np.bincount(entry_levels)):
         kept = entry_levels == level
         _fill(Usage(usage.streams[kept], usage.links[kept], usage.weights[kept]), left, rates)
         left[left < nothing] = 0.0

@@ -43,8 +43,13 @@ Policy = Callable[[Snapshot], Decision]
 
 def crux(snapshot: Snapshot) -> Decision:
     """Crux (SIGCOMM 2024): paths, then priorities, then levels."""
+    return crux_with_priorities(snapshot)[0]
+
+
+def crux_with_priorities(snapshot: Snapshot) -> tuple[Decision, dict[str, float]]:
+    """What Crux decides, and each job's priority in flop per second before it becomes a level."""
     cluster, jobs = snapshot.cluster, snapshot.jobs
     routes = select_paths(cluster, jobs)
-    order = order_of(priorities(cluster, jobs, routes))
-    graph = contention_graph(cluster, jobs, routes, order)
-    return Decision(routes, compress(graph, snapshot.levels, snapshot.seed))
+    priority = priorities(cluster, jobs, routes)
+    graph = contention_graph(cluster, jobs, routes, order_of(priority))
+    return Decision(routes, compress(graph, snapshot.levels, snapshot.seed)), priority

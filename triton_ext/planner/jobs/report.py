@@ -6,10 +6,11 @@ import json
 from dataclasses import dataclass
 
 from ..cluster import Cluster
-from .assignment import order_of, priorities
-from .compression import compress, contention_graph
+from .assignment import order_of
+from .baselines import BASELINES
 from .job import Job, Routes, candidates, fabric_s, intensity_flop_per_s, load_s, transmit_s
-from .path_selection import select_paths
+from .policy import Snapshot, crux, crux_with_priorities
+from .simulator import Submission, simulate
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,10 @@ class Plan:
 
 def plan(cluster: Cluster, jobs: tuple[Job, ...], levels: int) -> Plan:
     """What `policy.crux` decides, with what it is decided from. Raises PlanningError."""
-    routes = select_paths(cluster, jobs)
-    priority = priorities(cluster, jobs, routes)
-    order = order_of(priority)
-    chosen = compress(contention_graph(cluster, jobs, routes, order), levels)
+    decision, priority = crux_with_priorities(Snapshot(cluster, jobs, levels))
     by_name = {job.name: job for job in jobs}
-    return Plan(cluster, tuple(by_name[name] for name in order), routes, priority, chosen)
+    order = tuple(by_name[name] for name in order_of(priority))
+    return Plan(cluster, order, decision.routes, priority, dict(decision.levels))
 
 
 def rows(plan: Plan) -> list[tuple[str, ...]]:
@@ -81,6 +80,16 @@ def environment(plan: Plan, job: Job) -> dict[str, str]:
     number = path_class(plan, job)
     if number is not None:
         result["TRITON_EXT_PATH_CLASS"] = str(number)
+    return result
+
+
+def comparison(plan: Plan, levels: int, span_s: float) -> list[tuple[str, ...]]:
+    """Of Crux and each baseline, simulated for span_s: name, Pflop, share of GPU time computing, iterations by job."""
+    result = []
+    for name, policy in {"Crux": crux, **BASELINES}.items():
+        outcome = simulate(plan.cluster, [Submission(job) for job in plan.jobs], policy, levels, span_s)
+        done = (str(job.iterations) for job in outcome.jobs)
+        result.append((name, f"{outcome.computed_flop / 1e15:.1f}", f"{outcome.utilisation:.1%}", *done))
     return result
 
 

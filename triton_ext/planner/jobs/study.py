@@ -11,10 +11,12 @@ import numpy as np
 from ..cluster import Cluster, DeviceType, Fabric, Node
 from ..topologies import ClosLinks, two_layers
 from .assignment import order_of, priorities
+from .baselines import hashed_paths
 from .compression import compress, contention_graph
 from .exhaustive import Evaluation
 from .job import Flow, Job, Routes
 from .path_selection import select_paths
+from .policy import Snapshot
 
 LEVELS = 3
 PERIODS = 10
@@ -23,11 +25,14 @@ _GPU = DeviceType("gpu", 1 << 30, 1e12, 1e9)
 
 @dataclass(frozen=True)
 class Nearness:
-    """Shares of the enumerated optimum, each algorithm's with the two others optimal."""
+    """Shares of the enumerated optimum, each algorithm's with the two others optimal; and what would do without it."""
 
     paths: float
     priorities: float
     compression: float
+    hashed_paths: float
+    reversed_priorities: float
+    one_level: float
 
 
 def random_cluster(seed: int) -> tuple[Cluster, list[Job]]:
@@ -44,7 +49,7 @@ def random_cluster(seed: int) -> tuple[Cluster, list[Job]]:
     for i in range(5):
         source, destination = random.choice(tors * hosts_per_tor, 2, replace=False)
         flow = Flow(f"host{source}", f"host{destination}", float(random.uniform(0.2, 2)))
-        gpus = int(random.integers(1, 9))
+        gpus = int(random.integers(2, 7))
         compute_s = float(random.uniform(0.2, 2))
         flop = gpus * compute_s * float(random.uniform(0.5, 1))
         jobs.append(Job(f"j{i}", gpus, flop, compute_s, (flow,), float(random.uniform(0.5, 1))))
@@ -56,18 +61,25 @@ def nearness(seed: int) -> Nearness:
     evaluation = Evaluation(cluster, jobs, periods=PERIODS)
     optimum, routes, _ = evaluation.optimum(LEVELS)
 
-    by_paths = evaluation.best_levels(select_paths(cluster, jobs), LEVELS)[0]
+    hashed = hashed_paths(Snapshot(cluster, tuple(jobs), LEVELS, seed))
+    by_paths, by_hash = (evaluation.best_levels(r, LEVELS)[0] for r in (select_paths(cluster, jobs), hashed))
 
     order = order_of(priorities(cluster, jobs, routes))
     best_order: list[str] = []  # group by group
     for group in evaluation.groups(routes):
         best_order += max(itertools.permutations(group), key=lambda p: in_order(evaluation, routes, list(p)))
-    best = in_order(evaluation, routes, best_order)
-    by_priorities = in_order(evaluation, routes, order)
+    best, by_priorities, in_reverse = (in_order(evaluation, routes, o) for o in (best_order, order, order[::-1]))
 
     levels = compress(contention_graph(cluster, jobs, routes, best_order), LEVELS)
-    by_compression = evaluation.flop_per_s(routes, levels)
-    return Nearness(by_paths / optimum, by_priorities / best, by_compression / optimum)
+    by_compression, flat = (evaluation.flop_per_s(routes, given) for given in (levels, dict.fromkeys(levels, 0)))
+    return Nearness(
+        by_paths / optimum,
+        by_priorities / best,
+        by_compression / optimum,
+        by_hash / optimum,
+        in_reverse / best,
+        flat / optimum,
+    )
 
 
 def in_order(evaluation: Evaluation, routes: Routes, order: Sequence[str]) -> float:

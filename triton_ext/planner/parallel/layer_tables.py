@@ -105,12 +105,12 @@ class LayerTables:
         if idle:
             flight, working = flight * 0, working * 0
         return Table(
-            forward_s=_sums(forward),
-            backward_s=_sums(backward),
-            optimizer_s=_sums(optimizer),
-            fixed_bytes=_sums(state) + working,
-            flight_bytes=_sums(flight),
-            shard_bytes=_sums(shards),
+            forward_s=sums(forward),
+            backward_s=sums(backward),
+            optimizer_s=sums(optimizer),
+            fixed_bytes=sums(state) + working,
+            flight_bytes=sums(flight),
+            shard_bytes=sums(shards),
             source=point.source,
         )
 
@@ -118,7 +118,7 @@ class LayerTables:
         return point.parameter_bytes or tuple(size / key[1] for size in self.profiles.model.parameter_bytes)
 
 
-def _sums(values: Floats) -> Floats:
+def sums(values: Floats) -> Floats:
     """(L,) -> (L + 1, L + 1): the sum over [begin, end)."""
     total = np.concatenate(([0.0], np.cumsum(values)))
     return np.asarray(total[None, :] - total[:, None])

@@ -72,6 +72,11 @@ class Prefixes:
                 for table in (self.slowest_s, self.sum_s, self.forward_s):
                     table[last] = np.minimum(table[last], table[last - 1])
 
+    @property
+    def whole_s(self) -> tuple[float, float]:
+        """Of all layers on all devices: the slowest stage, and the sum."""
+        return float(self.slowest_s[-1, -1]), float(self.sum_s[-1, -1])
+
 
 class Pipeline:
     """Our cost, by paths through a step that no schedule can shorten. Columns: the round trip of one micro-batch; the

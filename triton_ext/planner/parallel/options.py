@@ -147,7 +147,7 @@ class Options:
     """
 
     groups: tuple[Group, ...]
-    shares: tuple[dict[str, list[int]], ...]
+    shares: tuple[tuple[int, ...] | dict[str, list[int]], ...]  # of each replica, or by type, the larger first
     index: Ints
     first: Ints
     last: Ints
@@ -158,7 +158,8 @@ class Options:
 
     def samples(self, option: int) -> tuple[int, ...]:
         """Of each replica."""
-        return shared(self.groups[option], self.shares[option])
+        shares = self.shares[option]
+        return shared(self.groups[option], shares) if isinstance(shares, dict) else shares
 
 
 def options(found: Sequence[Group], kinds: Kinds, splits: Splits, samples: int) -> Options | dict[str, int]:

@@ -24,11 +24,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 
 from ...errors import PlanningError
 from ..cluster import Cluster
-from ..fields import describe
+from ..documents import Count, Entry, Name, check
 from .plan import ParallelPlan, Replica, Settings, Stage
 from .profiles import Profiles
 
@@ -118,11 +118,7 @@ def load(path: Path) -> PlanFile:
 
 def parse(data: object, where: str) -> PlanFile:
     """The plan that a file's contents describe; `where` is named in errors."""
-    try:
-        document = _Document.model_validate(data)
-    except ValidationError as error:
-        problems = [f"{where}: {describe(detail, 'plan file')}" for detail in error.errors()]
-        raise PlanningError("\n".join(problems)) from None
+    document = check(_Document, data, where, "plan file", PlanningError)
     recorded = document.inputs.model_dump()
     sha256 = recorded.pop("sha256")
     made_from = Inputs(**recorded)
@@ -141,15 +137,13 @@ def parse(data: object, where: str) -> PlanFile:
     return PlanFile(plan, document.model, made_from, document.predicted.cost_ms, document.predicted.simulated_ms)
 
 
-_Name = Annotated[str, Field(min_length=1)]
-_Count = Annotated[int, Field(ge=1)]
 _Index = Annotated[int, Field(ge=0)]
 _Time = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
-class _Entry(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class _Entry(Entry):
+    model_config = ConfigDict(strict=True)
 
 
 class _Replica(_Entry):
@@ -168,13 +162,13 @@ class _Settings(_Entry):
     shard_optimizer: bool = False
     shard_parameters: bool = False
     sequence_parallel: bool = False
-    chunks_per_stage: _Count = 1
+    chunks_per_stage: Count = 1
 
 
 class _Plan(_Entry):
     stages: Annotated[list[_Stage], Field(min_length=1)]
-    microbatches: _Count
-    global_batch: _Count
+    microbatches: Count
+    global_batch: Count
     schedule: Literal["1f1b", "gpipe", "interleaved"]
     settings: _Settings = _Settings()
 
@@ -186,16 +180,16 @@ class _Predicted(_Entry):
 
 class _Inputs(_Entry):
     sha256: _Sha256
-    version: _Name
+    version: Name
     profiles: _Sha256
     cluster: _Sha256
-    global_batch: _Count
-    options: dict[str, Option] = {}
+    global_batch: Count
+    options: dict[str, Option] = Field(default_factory=dict)
 
 
 class _Document(_Entry):
     format: Literal[1]
-    model: _Name
+    model: Name
     plan: _Plan
     predicted: _Predicted = _Predicted()
     inputs: _Inputs

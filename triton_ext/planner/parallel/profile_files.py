@@ -59,12 +59,12 @@ class _File:
 
 
 def read(
-    folder: str | Path, model: str | None = None, activation_bytes: Sequence[int] | None = None
+    folder: str | Path, model: str | None = None, activation_bytes: int | Sequence[int] | None = None
 ) -> tuple[Profiles, tuple[Note, ...]]:
     """All profiles of one model below a folder.
 
-    model: which one, where the folder has several. activation_bytes: what each layer hands to the next for one sample
-    (float32: 4 * sequence length * hidden size), for files that do not say.
+    model: which one, where the folder has several. activation_bytes: what each layer, or any of them, hands to the next
+    for one sample (float32: 4 * sequence length * hidden size), for files that do not say.
     Raises PlanningError, naming file and field, for a file that cannot be used.
     """
     folder = Path(folder)
@@ -318,9 +318,11 @@ def _parameters(files: Sequence[_File], notes: list[Note]) -> tuple[tuple[int, .
 
 
 def _activations(
-    files: Sequence[_File], given: Sequence[int] | None, layers: int, notes: list[Note]
+    files: Sequence[_File], given: int | Sequence[int] | None, layers: int, notes: list[Note]
 ) -> tuple[int, ...]:
     field = "model.parameters.activation_parameters_bytes"
+    if isinstance(given, int):
+        return (given,) * layers
     if given is not None:
         if len(given) != layers:
             raise PlanningError(f"activation_bytes has {len(given)} entries, the model {layers} layers")

@@ -29,6 +29,8 @@ def operations(schedule: str, stage: int, stages: int, microbatches: int, chunks
         backwards = [Operation(False, m) for m in range(microbatches)]
         ahead = microbatches if schedule == "gpipe" else min(stages - stage, microbatches)
     else:
+        if stages < 2:
+            raise PlanningError("an interleaved schedule of one stage; it needs at least two")
         if microbatches % stages:
             raise PlanningError(
                 f"an interleaved schedule of {microbatches} micro-batches over {stages} stages: it goes in rounds of "

@@ -1,9 +1,9 @@
 """Our search for a parallelism plan: exact over its space (space.py), or with a bound on what it may have missed.
 
 1. For each choice of device order, micro-batches and settings, a bound that takes no search (objectives.Prefixes).
-2. Choices by that bound: a beam search finds good plans; the cost model prices them.
+2. Some choices by that bound: a beam search finds good plans; the cost model prices them.
 3. Choices whose bound is below the best plan: a label-setting dynamic program over layers and devices
-   (labels.py) finds the least that any of its plans can take.
+   (labels.py) finds the least that any of its plans can take. Then a beam search for the others that are left.
 4. Choices that are still below it: all plans whose bound is below the best plan's cost are priced, the most promising
    first. What is left when the time or the limit of priced plans ends is the gap.
 
@@ -23,19 +23,22 @@ from dataclasses import dataclass, field
 
 from ...errors import PlanningError
 from ..cluster import Cluster
-from . import labels, space
-from .cost import Estimate, estimate
-from .layer_tables import LayerTables
-from .objectives import Objective, Pipeline, Prefixes
-from .options import Choice, Kinds, Network, Options, choices, network, options
+from . import labels
+from .metis import MetisSettings
+from .objectives import Objective
+from .options import Choice, choices
 from .plan import SCHEDULES, ParallelPlan, Settings
+from .problems import MetisProblem, OurProblem, Prepared, Problem, Space, plan_of
 from .profiles import Profiles
-from .result import Cost, CostedPlan, Rejected, SearchResult
+from .result import CostedPlan, Rejected, SearchResult
 
 _ROUND = 8  # choices that are handled with the same best plan
 _BEAM = 3
-_BEAM_SHARE = 0.5  # of the time
-_PRICED = 3  # plans of a beam search, or of a bound, that the cost model prices
+_TRIED = 8  # plans of a beam search, or of a bound, whose cost is computed roughly
+_TRIED_INTERLEAVED = 30  # the same, where their order says little
+_PRICED = 2  # of these, the best are priced
+_ROUGH = 1.05  # if they are not more than this beyond the best plan: how far a rough cost may be too high
+_MOST = 2_000_000  # labels of one number of stages
 _ALL = 50_000  # labels of one number of stages, where none is dominated
 
 
@@ -43,11 +46,14 @@ _ALL = 50_000  # labels of one number of stages, where none is dominated
 class SearchSettings:
     """What to search and for how long.
 
-    plan_settings: alternatives that all are searched. allow_unused: plans may leave devices out. seeds: plans by
+    cost: "ours", or "metis": the published formula, with the units and splits of `metis`. plan_settings: alternatives
+    that all are searched. allow_unused: plans may leave devices out. seeds: plans by
     others, which are priced too (if they fit into memory). price_limit: how many plans are priced in step 4. processes:
     1 searches in this one. Deadline and limits make a result incomplete, never wrong: `SearchResult.gap`.
     """
 
+    cost: str = "ours"
+    metis: MetisSettings = field(default_factory=MetisSettings)
     schedule: str = "1f1b"
     plan_settings: tuple[Settings, ...] = (Settings(),)
     max_stages: int | None = None
@@ -59,6 +65,8 @@ class SearchSettings:
     seeds: tuple[ParallelPlan, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.cost not in ("ours", "metis"):
+            raise PlanningError(f"cost {self.cost!r}; there are ours, metis")
         if self.schedule not in SCHEDULES:
             raise PlanningError(f"schedule {self.schedule!r}; there are {', '.join(SCHEDULES)}")
         if not self.plan_settings:
@@ -114,112 +122,63 @@ class _Task:
 @dataclass
 class _Outcome:
     bound_s: float = 0.0  # of the choice; inf: nothing is left below best_s
-    plans: dict[ParallelPlan, Estimate] = field(default_factory=dict)
+    plans: list[CostedPlan] = field(default_factory=list)
     rejected: dict[str, int] = field(default_factory=dict)
     in_time: bool = True
 
 
 class _Worker:
-    """One model, cluster and space; keeps what several steps of a choice need."""
+    """Works on choices; keeps what several steps of one need."""
 
     def __init__(self, profiles: Profiles, cluster: Cluster, global_batch: int, settings: SearchSettings) -> None:
-        self.profiles, self.cluster, self.batch, self.settings = profiles, cluster, global_batch, settings
-        self.orders = space.orders(cluster)
-        self.degrees = sorted({tp for _, tp, _ in profiles.points})
-        self.layers = profiles.model.layers
-        self.devices = len(cluster.devices)
-        self._tables: dict[Settings, tuple[LayerTables, space.Splits]] = {}
-        self._networks: dict[int, tuple[list[space.Group], Network]] = {}
-        self._kinds: dict[tuple[Settings, int], Kinds] = {}
-        self._options: dict[Choice, tuple[Options, Prefixes] | dict[str, int]] = {}
-
-    @property
-    def max_stages(self) -> int:
-        return min(self.layers, self.devices, self.settings.max_stages or self.layers)
-
-    def tables(self, settings: Settings) -> tuple[LayerTables, space.Splits]:
-        if settings not in self._tables:
-            tables = LayerTables(self.profiles, settings)
-            self._tables[settings] = (tables, space.Splits(tables))
-        return self._tables[settings]
+        self.settings, self.batch = settings, global_batch
+        self.layers, self.devices = profiles.model.layers, len(cluster.devices)
+        most = min(self.layers, self.devices, settings.max_stages or self.layers)
+        within = Space(settings.schedule, most, settings.allow_unused)
+        self.problem: Problem
+        if settings.cost == "metis":
+            self.problem = MetisProblem(profiles, cluster, global_batch, within, settings.metis)
+        else:
+            self.problem = OurProblem(profiles, cluster, global_batch, within)
+        self._max_stages = most
+        self._prepared: dict[Choice, Prepared | dict[str, int]] = {}
 
     def run(self, task: _Task) -> _Outcome:
-        if task.choice not in self._options:
-            self._options[task.choice] = self._prepare(task.choice)
-        found = self._options[task.choice]
-        if isinstance(found, dict):
-            return _Outcome(math.inf, rejected=found)
-        if task.step == "bound":
-            bound_s = self._least_s(task.choice, found[1])
-            rejected = dict(found[0].rejected)
-            if math.isinf(bound_s):
-                rejected["memory"] = rejected.get("memory", 0) + 1
-            return _Outcome(bound_s, rejected=rejected)
-        step = {"beam": self._beam, "labels": self._labels, "price": self._price}[task.step]
-        return step(task, *found)
-
-    def _prepare(self, choice: Choice) -> tuple[Options, Prefixes] | dict[str, int]:
-        if choice.order not in self._networks:
-            order = self.orders[choice.order]
-            found = space.groups(self.cluster, order, self.degrees)
-            self._networks[choice.order] = (found, network(self.cluster, order, found))
-        tables, splits = self.tables(choice.settings)
-        found = self._networks[choice.order][0]
-        at = (choice.settings, choice.microbatches)
-        if at not in self._kinds:
-            self._kinds[at] = Kinds(self.cluster, tables)
-        made = options(found, self._kinds[at], splits, self.batch // choice.microbatches)
-        if isinstance(made, dict):
-            return made
-        return made, Prefixes(made, self.devices, self.layers, self.settings.allow_unused)
-
-    def _least_s(self, choice: Choice, prefixes: Prefixes) -> float:
-        slowest = float(prefixes.slowest_s[self.devices, self.layers])
-        total = float(prefixes.sum_s[self.devices, self.layers])
-        return max(choice.microbatches * slowest, total + (choice.microbatches - 1) * slowest / 2)
-
-    def _objective(self, choice: Choice, made: Options, prefixes: Prefixes, optimistic: bool) -> Objective:
-        return Pipeline(
-            made,
-            self._networks[choice.order][1],
-            prefixes,
-            self.profiles.model.activation_bytes,
-            choice.microbatches,
-            self.batch // choice.microbatches,
-            self.settings.schedule,
-            choice.settings.shard_parameters,
-            optimistic,
+        if task.choice not in self._prepared:
+            self._prepared[task.choice] = self.problem.prepare(task.choice)
+        prepared = self._prepared[task.choice]
+        if isinstance(prepared, dict):
+            return _Outcome(math.inf, rejected=prepared)
+        return {"bound": self._bound, "beam": self._beam, "labels": self._labels, "price": self._price}[task.step](
+            task, prepared
         )
 
-    def _search(
-        self, task: _Task, made: Options, prefixes: Prefixes, optimistic: bool, **limits: int
-    ) -> list[labels.Found]:
-        return labels.search(
-            self._objective(task.choice, made, prefixes, optimistic),
-            made,
-            self.devices,
-            self.layers,
-            labels.Limits(task.best_s, self.max_stages, deadline_s=task.deadline_s, **limits),  # type: ignore[arg-type]
-            self.settings.allow_unused,
-        )
+    def _bound(self, task: _Task, prepared: Prepared) -> _Outcome:
+        least_s = self.problem.least_s(prepared)
+        rejected = dict(prepared.options.rejected)
+        if math.isinf(least_s):
+            rejected["memory"] = rejected.get("memory", 0) + 1
+        return _Outcome(least_s, rejected=rejected)
 
-    def _beam(self, task: _Task, made: Options, prefixes: Prefixes) -> _Outcome:
+    def _beam(self, task: _Task, prepared: Prepared) -> _Outcome:
         try:
-            found = self._search(task, made, prefixes, optimistic=False, beam=_BEAM)
+            found = self._found(task, prepared, prepared.estimate, beam=_BEAM)
         except labels.OutOfTime:
             return _Outcome()
-        return _Outcome(plans=self._priced(task, made, found[:_PRICED]))
+        return self._priced(prepared, found, task.best_s)
 
-    def _labels(self, task: _Task, made: Options, prefixes: Prefixes) -> _Outcome:
+    def _labels(self, task: _Task, prepared: Prepared) -> _Outcome:
         try:
-            found = self._search(task, made, prefixes, optimistic=True)
+            found = self._found(task, prepared, prepared.bound)
         except labels.OutOfTime:
             return _Outcome(in_time=False)
-        return _Outcome(found[0].total_s if found else math.inf, self._priced(task, made, found[:_PRICED]))
+        outcome = self._priced(prepared, found, task.best_s)
+        outcome.bound_s = found[0].total_s if found else math.inf
+        return outcome
 
-    def _price(self, task: _Task, made: Options, prefixes: Prefixes) -> _Outcome:
+    def _price(self, task: _Task, prepared: Prepared) -> _Outcome:
         try:
-            found = self._search(task, made, prefixes, optimistic=True, dominance=False, labels=_ALL)
+            found = self._found(task, prepared, prepared.bound, dominance=False, most=_ALL)
         except labels.OutOfTime:
             return _Outcome(in_time=False)
         outcome = _Outcome(math.inf)
@@ -230,22 +189,42 @@ class _Worker:
             if number == task.price_limit or time.monotonic() > task.deadline_s:
                 outcome.bound_s, outcome.in_time = candidate.total_s, False
                 break
-            priced = self._priced(task, made, [candidate])
-            outcome.plans |= priced
-            best_s = min([best_s, *(cost.step_time_s for cost in priced.values())])
+            self._take(outcome, self._plan(prepared, candidate))
+            best_s = min([best_s, *(plan.cost.total_ms / 1e3 for plan in outcome.plans[-1:])])
         return outcome
 
-    def _priced(self, task: _Task, made: Options, found: Sequence[labels.Found]) -> dict[ParallelPlan, Estimate]:
-        priced = {}
-        for candidate in found:
-            stages = [(made.groups[o], made.samples(o), a, b) for o, a, b in candidate.stages]
-            choice = task.choice
-            plan = space.plan(stages, choice.microbatches, self.batch, self.settings.schedule, choice.settings)
-            priced[plan] = self.estimate(plan)
-        return priced
+    def _found(
+        self,
+        task: _Task,
+        prepared: Prepared,
+        objective: Objective,
+        beam: int = 0,
+        dominance: bool = True,
+        most: int = _MOST,
+    ) -> list[labels.Found]:
+        limits = labels.Limits(task.best_s, self._max_stages, beam, dominance, task.deadline_s, most)
+        return labels.search(objective, prepared.options, self.devices, self.layers, limits, self.settings.allow_unused)
 
-    def estimate(self, plan: ParallelPlan) -> Estimate:
-        return estimate(plan, self.cluster, self.profiles, self.tables(plan.settings)[0])
+    def _priced(self, prepared: Prepared, found: Sequence[labels.Found], best_s: float) -> _Outcome:
+        """The most promising of some plans, with their cost."""
+        outcome = _Outcome()
+        tried = _TRIED_INTERLEAVED if self.settings.schedule == "interleaved" else _TRIED
+        plans = [self._plan(prepared, candidate) for candidate in found[:tried]]
+        rough = sorted((self.problem.rough_s(plan), number) for number, plan in enumerate(plans))
+        for rough_s, number in rough[:_PRICED]:
+            if rough_s < _ROUGH * best_s or math.isinf(rough_s):  # inf: it has a reason, which is counted
+                self._take(outcome, plans[number])
+        return outcome
+
+    def _plan(self, prepared: Prepared, found: labels.Found) -> ParallelPlan:
+        return plan_of(prepared, found, self.batch, self.settings.schedule)
+
+    def _take(self, outcome: _Outcome, plan: ParallelPlan) -> None:
+        priced = self.problem.price(plan)
+        if isinstance(priced, str):
+            outcome.rejected[priced] = outcome.rejected.get(priced, 0) + 1
+        else:
+            outcome.plans.append(priced)
 
 
 _worker: _Worker | None = None
@@ -278,7 +257,7 @@ class _Search:
         self._arguments = (profiles, cluster, global_batch, settings)
         self._local = _Worker(*self._arguments)
         self._settings, self._report, self._batch = settings, progress, global_batch
-        self._plans: dict[ParallelPlan, Estimate] = {}
+        self._plans: dict[ParallelPlan, CostedPlan] = {}
         self._rejected: dict[str, int] = {}
         self._pruned: dict[str, int] = {}
         self._complete = True
@@ -286,13 +265,13 @@ class _Search:
 
     @property
     def _best_s(self) -> float:
-        return min((cost.step_time_s for cost in self._plans.values()), default=math.inf)
+        return min((plan.cost.total_ms for plan in self._plans.values()), default=math.inf) / 1e3
 
     def run(self) -> SearchResult:
         for plan in self._settings.seeds:
-            cost = self._local.estimate(plan)
-            if not cost.over_memory(self._local.cluster):
-                self._plans[plan] = cost
+            priced = self._local.problem.price(plan)
+            if isinstance(priced, CostedPlan):
+                self._plans[plan] = priced
         with self._workers():
             bounds = self._steps()
         return self._result(min(bounds.values(), default=math.inf))
@@ -309,7 +288,7 @@ class _Search:
                 yield
             finally:
                 for pool in self._pools:
-                    pool.shutdown(wait=False, cancel_futures=True)
+                    pool.shutdown(cancel_futures=True)
 
     def _outcomes(self, tasks: Sequence[_Task], places: Sequence[int]) -> Iterator[_Outcome]:
         if not self._pools:
@@ -321,17 +300,25 @@ class _Search:
             yield future.result()
 
     def _steps(self) -> dict[Choice, float]:
-        everything = choices(self._local.orders, self._batch, self._settings.plan_settings)
+        everything = choices(self._local.problem.orders, self._batch, self._settings.plan_settings)
         bounds = dict.fromkeys(everything, 0.0)
         for choice, outcome in self._round("bound", everything, bounds, rounds=len(everything)):
             bounds[choice] = outcome.bound_s
-        deadline_s = self._started + _BEAM_SHARE * self._settings.time_limit_s
-        for _ in self._round("beam", everything, bounds, deadline_s=deadline_s):
-            pass
+        if self._settings.schedule == "interleaved":  # its layers are not where the bounds have them
+            for _ in self._round("beam", everything, bounds):
+                pass
+            self._complete = False
+            return bounds
+        # Some plans first, without which the bounds would not leave out much; then those of the most promising choices.
+        first = [choice for choice, _ in self._round("beam", everything, bounds, most=_ROUND)]
         for choice, outcome in self._round("labels", everything, bounds):
             bounds[choice] = max(bounds[choice], outcome.bound_s)
-        for choice, outcome in self._round("price", everything, bounds):
-            bounds[choice] = max(bounds[choice], outcome.bound_s)
+        others = [choice for choice in everything if choice not in first]
+        for _ in self._round("beam", others, bounds):
+            pass
+        if not self._local.problem.exact:
+            for choice, outcome in self._round("price", everything, bounds):
+                bounds[choice] = max(bounds[choice], outcome.bound_s)
         return bounds
 
     def _round(
@@ -340,22 +327,20 @@ class _Search:
         everything: Sequence[Choice],
         bounds: dict[Choice, float],
         rounds: int = _ROUND,
-        deadline_s: float | None = None,
+        most: int | None = None,
     ) -> Iterator[tuple[Choice, _Outcome]]:
-        """The outcomes of a step for all choices whose bound is below the best plan, the lowest first. A step with a
-        deadline of its own is one that nothing depends on."""
-        numbers = {choice: number for number, choice in enumerate(everything)}
-        waiting = sorted(everything, key=lambda choice: (bounds[choice], numbers[choice]))
+        """The outcomes of a step for (at most so many) choices whose bound is below the best plan, the lowest first."""
+        numbers = {choice: number for number, choice in enumerate(bounds)}
+        waiting = sorted(everything, key=lambda choice: (bounds[choice], numbers[choice]))[:most]
         total, limit = len(waiting), self._settings.price_limit
         while waiting:
             open_ones = [choice for choice in waiting if bounds[choice] < self._best_s * (1 - 1e-12)]
             self._pruned[step] = self._pruned.get(step, 0) + len(waiting) - len(open_ones)
             now, waiting = open_ones[:rounds], open_ones[rounds:]
-            until_s = deadline_s if deadline_s and self._plans else self._deadline_s
-            if now and time.monotonic() > until_s:
-                self._complete = self._complete and bool(deadline_s)
+            if now and time.monotonic() > self._deadline_s:
+                self._complete = False
                 return
-            tasks = [_Task(step, choice, self._best_s, until_s, limit) for choice in now]
+            tasks = [_Task(step, choice, self._best_s, self._deadline_s, limit) for choice in now]
             outcomes = self._outcomes(tasks, [numbers[choice] for choice in now])
             for choice, outcome in zip(now, outcomes, strict=True):
                 self._take(outcome)
@@ -365,15 +350,16 @@ class _Search:
             self._report(Progress(step, total - len(waiting), total, self._best_s * 1e3))
 
     def _take(self, outcome: _Outcome) -> None:
-        self._plans |= outcome.plans
+        self._plans |= {priced.plan: priced for priced in outcome.plans}
         self._complete = self._complete and outcome.in_time
         for code, count in outcome.rejected.items():
             self._rejected[code] = self._rejected.get(code, 0) + count
 
     def _result(self, bound_s: float) -> SearchResult:
         # Ties: whatever the order in which they were found.
-        ranked = sorted(self._plans.items(), key=lambda entry: (entry[1].step_time_s, repr(entry[0])))
-        best = tuple(self._costed(plan, cost) for plan, cost in ranked[: self._settings.plans])
+        ranked = sorted(self._plans.values(), key=lambda priced: (priced.cost.total_ms, repr(priced.plan)))
+        best = tuple(ranked[: self._settings.plans])
+        proving = best and self._settings.schedule != "interleaved"
         return SearchResult(
             algorithm="ours",
             plans=best,
@@ -382,43 +368,15 @@ class _Search:
             pruned={f"choices without {step}": count for step, count in self._pruned.items() if count},
             elapsed_s=time.monotonic() - self._started,
             complete=self._complete,
-            lower_bound_ms=min(bound_s, self._best_s) * 1e3 if best else None,
+            lower_bound_ms=min(bound_s, self._best_s) * 1e3 if proving else None,
         )
-
-    def _costed(self, plan: ParallelPlan, cost: Estimate) -> CostedPlan:
-        return costed(plan, cost, self._local.cluster, self._local.tables(plan.settings)[0])
 
 
 _REASONS = {
-    "fewer samples than replicas": "groups of devices with more replicas than a micro-batch has samples",
-    "no profile": "groups of devices for whose shares of a micro-batch there is no profile, nor two around it",
-    "memory": "device orders and micro-batches for which no division of the layers fits into every device's memory",
+    "samples": "groups of devices with more replicas than a micro-batch has samples",
+    "profile": "groups of devices for whose shares of a micro-batch there is no profile, nor two around it",
+    "memory": "orders of devices and micro-batches for which no division of the layers fits into every device's "
+    "memory, and interleaved plans that do not fit",
+    "schedule": "interleaved plans whose micro-batches do not fill their rounds, or with fewer layers than chunks",
+    "divisibility": "groups of devices whose replicas do not divide the samples of a micro-batch",
 }
-
-
-def costed(plan: ParallelPlan, cost: Estimate, cluster: Cluster, tables: LayerTables) -> CostedPlan:
-    """A plan with our cost. `tables` are of its settings."""
-    sources: dict[str, set[str]] = {"modelled": set(), "interpolated": set(), "measured": set()}
-    stage_ms, memory = [], []
-    for stage in plan.stages:
-        times = []
-        for replica in stage.replicas:
-            name = cluster.devices[replica.devices[0]].type
-            table = tables.get((name, replica.tp, replica.samples), stage.dp)
-            sources[table.source].add(f"{name} tp {replica.tp} micro-batch {replica.samples}")
-            times.append(float(table.total_s[stage.begin, stage.end]) * 1e3)
-        stage_ms.append(max(times))
-        memory.append(max(cost.memory_bytes[device] for device in stage.devices))
-    return CostedPlan(
-        plan,
-        Cost(
-            execution_ms=cost.compute_s * 1e3,
-            pipeline_ms=cost.pipeline_s * 1e3,
-            data_parallel_ms=cost.all_reduce_s * 1e3,
-            update_ms=cost.optimizer_s * 1e3,
-        ),
-        tuple(stage_ms),
-        tuple(memory),
-        modelled=tuple(sorted(sources["modelled"])),
-        interpolated=tuple(sorted(sources["interpolated"])),
-    )

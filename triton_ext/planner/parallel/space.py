@@ -63,13 +63,14 @@ def divisors(number: int) -> list[int]:
     return [d for d in range(1, number + 1) if number % d == 0]
 
 
-def groups(cluster: Cluster, order: Order, degrees: Sequence[int]) -> list[Group]:
-    """Every run of devices with every tensor-parallel degree that cuts it into replicas."""
+def groups(cluster: Cluster, order: Order, degrees: Sequence[int], anywhere: bool = False) -> list[Group]:
+    """Every run of devices with every tensor-parallel degree that cuts it into replicas. Anywhere: replicas may lie in
+    several nodes and have several types."""
     places = [(cluster.devices[d].node, cluster.devices[d].type) for d in order.devices]
     count = len(places)
     found = []
     for tp in degrees:
-        whole = [len(set(places[i : i + tp])) == 1 and i + tp <= count for i in range(count)]
+        whole = [i + tp <= count and (anywhere or len(set(places[i : i + tp])) == 1) for i in range(count)]
         for first in range(count):
             last = first
             while last < count and whole[last]:
@@ -113,18 +114,18 @@ class Splits:
 
     def _shared(self, counts: tuple[tuple[str, int], ...], tp: int, samples: int, dp: int) -> Split | str:
         if samples < dp:
-            return "fewer samples than replicas"
+            return "samples"
         names = tuple(name for name, _ in counts)
         owners = self._ordered(names, tp, samples)
         if owners is None:
-            return "no profile"
+            return "profile"
         # Everyone has a sample. Each step gives one more to all replicas of a type, the quickest to finish it first;
         # the last step is for some of them.
         numbers = np.array([count for _, count in counts])
         given = dp + np.cumsum(numbers[owners])
         until = int(np.searchsorted(given, samples))
         if samples > dp and until == len(owners):
-            return "no profile"
+            return "profile"
         whole = np.bincount(owners[:until], minlength=len(names)) + 1
         rest = samples - int(numbers @ whole)
         shares = {name: [int(share)] * count for (name, count), share in zip(counts, whole, strict=True)}

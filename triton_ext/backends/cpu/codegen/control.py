@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from llvmlite import ir
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import IntegerAttr
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from triton_ext.backends.cpu.codegen import liveness
 from triton_ext.backends.cpu.codegen.addressing import Separable, SeparableTile
@@ -165,8 +165,8 @@ def lower_while(lowering: FunctionLowering, op: Operation) -> None:
     builder = lowering.emit.builder
     decide, again = op.before_region.block, op.after_region.block
     carried = [_Carried(lowering, initial, False) for initial in op.arguments]
-    polls = _polls(op)
-    watched = _watched_word(lowering, op) if polls else None
+    polled = _polled(op)
+    watched = _watched_word(lowering, op, polled)
     before = builder.block
     head, inside, after = (lowering.emit.block(f"while.{name}") for name in ("head", "body", "end"))
     builder.branch(head)
@@ -217,7 +217,7 @@ def lower_while(lowering: FunctionLowering, op: Operation) -> None:
         builder.branch(head)
 
     builder.position_at_end(inside)
-    if polls:
+    if polled:
         relax = lowering.emit.declare("tx_relax", ir.VoidType(), [I64, PTR])
         builder.call(relax, [count, watched or ir.Constant(PTR, None)])
     with lowering.region():
@@ -229,27 +229,52 @@ def lower_while(lowering: FunctionLowering, op: Operation) -> None:
         lowering.define(result, value)
 
 
-def _polls(op: scf.WhileOp) -> bool:
-    """Whether the loop watches memory and does no work on tiles meanwhile."""
-    watches = False
+def _polled(op: scf.WhileOp) -> list[Operation]:
+    """What a loop reads of memory that others change, if that decides whether it ends, and it does no work on tiles."""
+    watching = []
     for inner in (*op.before_region.walk(), *op.after_region.walk()):
         if any(tensor_shape(value.type) for value in (*inner.operands, *inner.results)):
-            return False
-        watches |= inner.name.startswith("tt.atomic_") or (
+            return []
+        if inner.name.startswith("tt.atomic_") or (
             inner.name == "tt.load"
             and isinstance(v := inner.attributes.get("isVolatile"), IntegerAttr)
             and v.value.data != 0
-        )
-    return watches
+        ):
+            watching.append(inner)
+    deciding = _deciding(op) if watching else set()
+    return [each for each in watching if each in deciding]
 
 
-def _watched_word(lowering: FunctionLowering, op: scf.WhileOp) -> ir.Value | None:
+def _deciding(op: scf.WhileOp) -> set[Operation]:
+    """The operations in a loop that its condition depends on, in the same iteration or an earlier one."""
+    before, after = op.before_region.block, op.after_region.block
+    passed, carried = cast(Operation, before.last_op).operands, cast(Operation, after.last_op).operands
+    deciding: set[Operation] = set()
+    seen: set[SSAValue] = set()
+    pending = [passed[0]]
+    while pending:
+        value = pending.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        if isinstance(value, BlockArgument):
+            if value.owner is before:
+                pending.append(carried[value.index])
+            elif value.owner is after:
+                pending.append(passed[1 + value.index])
+        elif op.is_ancestor(value.owner):
+            for inner in value.owner.walk():  # with what the regions of a branch or of another loop compute
+                deciding.add(inner)
+                pending += inner.operands
+    return deciding
+
+
+def _watched_word(lowering: FunctionLowering, op: scf.WhileOp, polled: Sequence[Operation]) -> ir.Value | None:
     """The address that a polling loop reads with an atomic operation, if it is the same in all rounds."""
-    for inner in (*op.before_region.walk(), *op.after_region.walk()):
+    for inner in polled:
         if inner.name.startswith("tt.atomic_"):
             pointer = inner.operands[0]
-            inside = op.is_ancestor(pointer.owner)
-            return None if inside else lowering.scalar(pointer)
+            return None if op.is_ancestor(pointer.owner) else lowering.scalar(pointer)
     return None
 
 

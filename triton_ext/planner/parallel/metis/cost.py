@@ -6,7 +6,7 @@ With stage times t_i of one micro-batch, B micro-batches, K stages:
 - pipeline: for each cut, what the layer before it hands on, over the slowest bandwidth of both stages; once, one way.
   A cut before the head is priced by the head's output / tp, as published.
 - data parallel: the slowest stage's ring all-reduce of its parameters / tp
-- update: the largest of 2 * optimizer time / tp * (share of the layers)
+- update: the largest of 2 * optimizer time / tp * (share of the layers), where the time is of the degree tp already
 - batch generator: B times that of the first stage
 
 Where the publication leaves it open, or the public implementation has a fault: every stage is priced with its own

@@ -9,49 +9,65 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 Block = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class GroupVectors:
-    """The vectors of one number of stages, and how many ordered vectors each rule left out.
+class Groups:
+    """The vectors of one number of stages.
 
-    arrangements: orders of blocks, before equal vectors are united.
+    sizes: what the first rule leaves. ordered: how many vectors of these sizes there are, in any order, before the
+    second rule. pruned_by_size: how many the first rule left out.
     """
 
-    vectors: tuple[tuple[int, ...], ...]
-    arrangements: int
-    pruned_by_size: int
-    pruned_by_order: int
+    devices: int
+    stages: int
+    sizes: tuple[int, ...]
+    max_permute_len: int
+
+    @cached_property
+    def ordered(self) -> int:
+        return count_ordered(self.devices, self.stages, self.sizes)
+
+    @cached_property
+    def pruned_by_size(self) -> int:
+        return count_ordered(self.devices, self.stages, all_sizes(self.devices, self.stages)) - self.ordered
+
+    def arrangements(self) -> Iterator[tuple[int, ...]]:
+        """Vectors from every order of blocks; a vector comes as often as different blocks give it."""
+        for parts in compositions(self.devices, self.stages, self.sizes):
+            for blocks in orders(fused(parts, self.max_permute_len)):
+                yield tuple(size for block in blocks for size in block)
+
+    def vectors(self) -> Iterator[tuple[int, ...]]:
+        """Every vector, once."""
+        for parts in compositions(self.devices, self.stages, self.sizes):
+            blocks = fused(parts, self.max_permute_len)
+            unfused = len(blocks) == len(parts)
+            seen: set[tuple[int, ...]] = set()
+            for order in orders(blocks):
+                vector = tuple(size for block in order for size in block)
+                if unfused:
+                    yield vector
+                elif vector not in seen:
+                    seen.add(vector)
+                    yield vector
 
 
-def sizes(devices: int, stages: int) -> tuple[int, ...]:
+def groups(devices: int, stages: int, min_group_scale_variance: float, max_permute_len: int) -> Groups:
+    least = min_group_scale_variance * max(devices // stages, stages // devices)
+    kept = tuple(size for size in all_sizes(devices, stages) if size >= least)
+    return Groups(devices, stages, kept, max_permute_len)
+
+
+def all_sizes(devices: int, stages: int) -> tuple[int, ...]:
     """The sizes that a group may have, ascending."""
     found = {1 << exponent for exponent in range(devices.bit_length())}
     if devices % stages == 0:
         found.add(devices // stages)
     return tuple(sorted(found))
-
-
-def group_vectors(devices: int, stages: int, min_group_scale_variance: float, max_permute_len: int) -> GroupVectors:
-    """Every vector of `stages` group sizes that sum to `devices`, after both prunes."""
-    all_sizes = sizes(devices, stages)
-    least = min_group_scale_variance * max(devices // stages, stages // devices)
-    kept = tuple(size for size in all_sizes if size >= least)
-    vectors: dict[tuple[int, ...], None] = {}
-    arrangements = 0
-    for parts in compositions(devices, stages, kept):
-        for blocks in orders(fused(parts, max_permute_len)):
-            arrangements += 1
-            vectors[tuple(size for block in blocks for size in block)] = None
-    ordered = count_ordered(devices, stages, kept)
-    return GroupVectors(
-        tuple(vectors),
-        arrangements,
-        pruned_by_size=count_ordered(devices, stages, all_sizes) - ordered,
-        pruned_by_order=ordered - len(vectors),
-    )
 
 
 def compositions(total: int, parts: int, allowed: Sequence[int]) -> Iterator[tuple[int, ...]]:

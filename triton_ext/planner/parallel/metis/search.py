@@ -26,12 +26,14 @@ from ..result import CostedPlan, Rejected, SearchResult
 from .balance import Balanced, Floats, Ints, balance
 from .bandwidth import Bandwidths
 from .cost import Evaluator
-from .groups import group_vectors
+from .groups import groups
 from .settings import MetisSettings
 from .stage import Rejection, Stages
 from .tables import Batch, Layout, Tables
 
 _BATCH = 8192  # plans costed at once
+_LAYOUTS = 6  # orders of device types searched at once
+_SAME = 24  # orders of device types that may give one plan, at most, of those kept
 # Cost, then what tells plans apart: stages, layout, micro-batches, group sizes, degrees, edges.
 _Candidate = tuple[float, int, int, int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
@@ -41,6 +43,8 @@ class _Counts:
     costed: int = 0
     tried: int = 0
     space: int = 0  # strategies of the choices that were searched
+    sizes: int = 0  # vectors of group sizes that min_group_scale_variance left out
+    orders: int = 0  # and max_permute_len
     rejected: dict[str, int] = field(default_factory=dict)
     examples: dict[str, str] = field(default_factory=dict)
 
@@ -111,25 +115,22 @@ class _Search:
         self._notes: list[str] = []
         self._lookup = Lookup(profiles, cluster, settings.model_missing)
         self._stages = Stages(self._lookup, settings.uneven_splits)
-        bandwidths = Bandwidths(cluster, settings.cost == "metis-upstream")
-        types = tuple(dict.fromkeys(device.type for device in cluster.devices))
-        self._layouts = [Layout(cluster, order, bandwidths) for order in itertools.permutations(types)]
+        self._bandwidths = Bandwidths(cluster, settings.cost == "metis-upstream")
+        self._types = tuple(dict.fromkeys(device.type for device in cluster.devices))
+        self._layouts: list[Layout] = []  # so far; the last ones are those that are searched
         devices = len(cluster.devices)
         most = min(devices, profiles.model.layers, settings.max_stages or devices)
-        self._vectors = {
-            stages: group_vectors(devices, stages, settings.min_group_scale_variance, settings.max_permute_len)
+        self._groups = [
+            groups(devices, stages, settings.min_group_scale_variance, settings.max_permute_len)
             for stages in range(1, most + 1)
-        }
+        ]
         self._batches = [count for count in range(global_batch, 0, -1) if global_batch % count == 0]
-        sizes = {size for found in self._vectors.values() for vector in found.vectors for size in vector}
-        self._sizes = sorted(sizes or {1})
-        samples = [global_batch // count for count in self._batches]
-        self._tables = Tables(
-            self._layouts, self._sizes, samples, self._stages, cluster, profiles.model, settings, bandwidths
-        )
+        self._sizes = sorted({size for each in self._groups for size in each.sizes} or {1})
+        self._tables = self._next_tables(())
         self._counts = _Counts()
         self._best: list[_Candidate] = []
-        self._keep = settings.keep * len(self._layouts)  # orders of types can give the same plan
+        # Orders of types can give the same plan.
+        self._keep = settings.keep * min(math.factorial(len(self._types)), _SAME)
 
     def run(self) -> SearchResult:
         complete = True
@@ -139,10 +140,9 @@ class _Search:
                 self._notes.append(f"the time limit of {self._settings.time_limit_s:g} s ended the search")
                 break
             self._strategies(stages, plans)
-        layouts, orders = len(self._layouts), [found.pruned_by_order for found in self._vectors.values()]
         pruned = {
-            "min_group_scale_variance": layouts * sum(found.pruned_by_size for found in self._vectors.values()),
-            "max_permute_len": layouts * sum(orders),
+            "min_group_scale_variance": self._counts.sizes,
+            "max_permute_len": self._counts.orders,
             "least tensor parallelism first": self._counts.space - self._counts.tried,
         }
         found = self._costed_plans()
@@ -166,19 +166,33 @@ class _Search:
 
     def _plans(self) -> Iterator[tuple[int, Ints]]:
         """Stages, and plans: rows of layout, index of the micro-batches, then index of each group's size."""
-        index = {size: number for number, size in enumerate(self._sizes)}
-        for stages, found in self._vectors.items():
-            if not found.vectors:
-                continue
-            groups = np.array([[index[size] for size in vector] for vector in found.vectors], np.int64)
-            layouts, counts = len(self._layouts), len(self._batches)
-            each = max(1, _BATCH // (layouts * counts))
-            for first in range(0, len(groups), each):
-                some = groups[first : first + each]
-                layout, count, vector = np.meshgrid(
-                    np.arange(layouts), np.arange(counts), np.arange(len(some)), indexing="ij"
-                )
-                yield stages, np.vstack((layout.ravel(), count.ravel(), some[vector.ravel()].T))
+        orders = itertools.permutations(self._types)
+        sizes = np.array(self._sizes, np.int64)
+        while some_orders := tuple(itertools.islice(orders, _LAYOUTS)):
+            self._tables = self._next_tables(some_orders)
+            layouts, counts = len(some_orders), len(self._batches)
+            at_once = max(1, _BATCH // (layouts * counts))
+            for each in self._groups:
+                vectors, found = each.vectors(), 0
+                while some := list(itertools.islice(vectors, at_once)):
+                    found += len(some)
+                    groups = np.searchsorted(sizes, np.array(some, np.int64))
+                    layout, count, vector = np.meshgrid(
+                        np.arange(layouts), np.arange(counts), np.arange(len(some)), indexing="ij"
+                    )
+                    yield each.stages, np.vstack((layout.ravel(), count.ravel(), groups[vector.ravel()].T))
+                self._counts.orders += layouts * (each.ordered - found)
+                self._counts.sizes += layouts * each.pruned_by_size
+
+    def _next_tables(self, orders: Sequence[tuple[str, ...]]) -> Tables:
+        """Of the next orders of the types."""
+        layouts = [Layout(self._cluster, order, self._bandwidths) for order in orders]
+        self._layouts += layouts
+        samples = [self._batch // count for count in self._batches]
+        return Tables(
+            layouts, self._sizes, samples, self._stages, self._cluster, self._profiles.model, self._settings,
+            self._bandwidths,
+        )  # fmt: skip
 
     def _strategies(self, stages: int, plans: Ints) -> None:
         choices = self._choices(plans)
@@ -200,7 +214,7 @@ class _Search:
                 self._keep_best(batch.cost(edges, fits).sum(axis=0), choices, active[fits], edges)
             self._counts.tried += active.size
             active = choices.advance(active[balanced.attempts != 1])
-        self._counts.space += int(np.prod(choices.halvings + 1, axis=0).sum())
+        self._counts.space += int(np.prod(choices.halvings + 1.0, axis=0).sum())  # exact to 2^53
 
     def _valid(self, choices: _Choices, active: Ints) -> Ints:
         """The plans that can be balanced, each with its next valid strategy. A choice of groups and micro-batches ends
@@ -241,7 +255,7 @@ class _Search:
 
     def _cut_bandwidths(self, layout: Ints, start: Ints, devices: Ints) -> Floats:
         found = np.empty((len(start) - 1, len(layout)))
-        for number, each in enumerate(self._layouts):
+        for number, each in enumerate(self._tables.layouts):
             those = layout == number
             low = each.segment[start[:-1, those]]
             high = each.segment[start[1:, those] + devices[1:, those] - 1]
@@ -251,24 +265,25 @@ class _Search:
     @cached_property
     def _layer_cost(self) -> Floats:
         """Relative cost of the layers: of the first device type at tp 1, one sample, or the nearest to it there is."""
-        for device_type in self._layouts[0].order:
+        for device_type in self._types:
             for tp in (1, *self._profiles.degrees(device_type)):
                 found = self._lookup.smallest(device_type, tp)
                 if isinstance(found, Gap):
                     continue
                 samples, point = found
-                if (device_type, tp, samples) != (self._layouts[0].order[0], 1, 1):
+                if (device_type, tp, samples) != (self._types[0], 1, 1):
                     self._notes.append(
-                        f"no profile of {self._layouts[0].order[0]} at tp 1, micro-batch 1: the layers' relative cost "
+                        f"no profile of {self._types[0]} at tp 1, micro-batch 1: the layers' relative cost "
                         f"is that of {device_type} at tp {tp}, micro-batch {samples}"
                     )
                 return np.array(point.layer_ms)
         raise AssertionError("a configuration is valid, so there is a profile")
 
     def _reject(self, codes: Ints) -> None:
-        for code, count in zip(*np.unique(codes, return_counts=True), strict=True):
-            rejection = self._tables.rejections[int(code) - 1]
-            self._counts.reject(rejection.code, int(count), rejection.reason)
+        counts = np.bincount(codes)
+        for code in np.flatnonzero(counts).tolist():
+            rejection = self._tables.rejections[code - 1]
+            self._counts.reject(rejection.code, int(counts[code]), rejection.reason)
 
     def _reject_memory(self, stages: int, batches: Ints, balanced: Balanced) -> None:
         failed = np.flatnonzero(balanced.attempts == 0)
@@ -288,14 +303,14 @@ class _Search:
         within = np.flatnonzero(cost <= worst)
         if within.size > self._keep:
             within = within[cost[within] <= np.partition(cost[within], self._keep - 1)[self._keep - 1]]
-        found = []
+        found, first = [], len(self._layouts) - len(self._tables.layouts)
         for index in within.tolist():
             plan = plans[index]
             found.append(
                 (
                     float(cost[index]),
                     len(choices.devices),
-                    int(choices.layout[plan]),
+                    first + int(choices.layout[plan]),
                     int(choices.batches[plan]),
                     tuple(choices.devices[:, plan].tolist()),
                     tuple((1 << choices.level[:, plan]).tolist()),
@@ -319,8 +334,10 @@ class _Search:
             if same not in seen:
                 seen.add(same)
                 plans.append(evaluator.cost(plan))
+                if len(plans) == self._settings.keep:
+                    break
         plans.sort(key=lambda costed: costed.cost.total_ms)
-        return tuple(plans[: self._settings.keep])
+        return tuple(plans)
 
     def _plan(self, candidate: _Candidate) -> ParallelPlan:
         _, _, number, batches, groups, degrees, edges = candidate

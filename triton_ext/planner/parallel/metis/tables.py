@@ -26,7 +26,7 @@ class Layout:
 
     def __init__(self, cluster: Cluster, order: Sequence[str], bandwidths: Bandwidths) -> None:
         devices = [device for name in order for device in cluster.devices if device.type == name]
-        self.order = tuple(order)
+        self._all_reduce: dict[tuple[int, int, int], float] = {}
         self.devices = tuple(device.index for device in devices)
         self.types = tuple(device.type for device in devices)
         nodes = [device.node for device in devices]
@@ -42,6 +42,14 @@ class Layout:
                 segments.append(node)
             self.segment[rank] = len(segments) - 1
         self.bandwidth = _interval_bandwidths(segments, bandwidths)  # bytes/ms, segment x segment
+
+    def all_reduce_bandwidth(self, start: int, end: int, tp: int, bandwidths: Bandwidths) -> float:
+        """Bytes/ms of the slowest data-parallel group of a stage of ranks [start, end)."""
+        key = (start, end, tp)
+        found = self._all_reduce.get(key)
+        if found is None:
+            found = self._all_reduce[key] = bandwidths.data_parallel(self.devices[start:end], tp)
+        return found
 
     def runs(self, start: int, end: int) -> tuple[tuple[str, int], ...]:
         """The types of ranks [start, end): each with its number of consecutive ranks."""
@@ -93,11 +101,10 @@ class Tables:
         self._memory_bytes = {device_type.name: device_type.memory_bytes for device_type in cluster.device_types}
         self._settings, self._bandwidths = settings, bandwidths
         self._levels = max(group_sizes).bit_length()
-        self._ranks = len(layouts[0].types)
+        self._ranks = len(cluster.devices)
         self._ids = np.full(len(layouts) * self._ranks * len(group_sizes) * self._levels * len(samples), -1, np.int32)
         self._columns = 1
-        self._costs: dict[tuple[tuple[tuple[str, int], ...], int, int], StageCost | Rejection] = {}
-        self._codes: dict[int, int] = {}  # of rejections, by identity: equal stages share them
+        self._made: dict[tuple[object, ...], int] = {}
         self._masks = np.full(len(self._ids) // self._levels, -1, np.int64)
         self._rows: dict[Row, int] = {}
         layers = model.layers
@@ -124,7 +131,7 @@ class Tables:
         key = ((layout * self._ranks + start) * len(self._group_sizes) + size) * self._levels + level
         key = key * len(self.samples) + samples
         found = self._ids[key]
-        missing = np.unique(key[found < 0])
+        missing = distinct(key[found < 0])
         if missing.size:
             self._reserve(len(missing))
             for number in missing.tolist():
@@ -135,7 +142,7 @@ class Tables:
     def levels(self, layout: Ints, start: Ints, size: Ints, samples: Ints) -> Ints:
         """Of stages: the exponents of the degrees with which they can run at all, as bits."""
         key = ((layout * self._ranks + start) * len(self._group_sizes) + size) * len(self.samples) + samples
-        missing = np.unique(key[self._masks[key] < 0])
+        missing = distinct(key[self._masks[key] < 0])
         if missing.size:
             rest, which = np.divmod(missing, len(self.samples))
             rest, sizes = np.divmod(rest, len(self._group_sizes))
@@ -160,25 +167,31 @@ class Tables:
             self.numbers = np.concatenate((self.numbers, np.zeros((8, extra))), axis=1)
 
     def _make(self, key: int) -> int:
-        key, samples = divmod(key, len(self.samples))
+        """The configuration of a key; an equal one that is there already, if any."""
+        key, which = divmod(key, len(self.samples))
         key, level = divmod(key, self._levels)
         key, size = divmod(key, len(self._group_sizes))
         number, start = divmod(key, self._ranks)
-        layout = self.layouts[number]
-        end, tp = start + self._group_sizes[size], 1 << level
-        types = layout.types[start:end]
-        signature = (layout.runs(start, end), tp, self.samples[samples])
-        cost = self._costs.get(signature)
-        if cost is None:
-            cost = self._costs[signature] = self._stages.cost(types, tp, self.samples[samples])
-        index = self.count
-        self.count += 1
-        if isinstance(cost, Rejection):
-            if id(cost) not in self._codes:
+        layout, samples, tp = self.layouts[number], self.samples[which], 1 << level
+        end = start + self._group_sizes[size]
+        dp = (end - start) // tp
+        kind: tuple[object, ...] = (dp, samples)  # fewer samples than replicas: whichever these are
+        if dp <= samples:
+            width = layout.all_reduce_bandwidth(start, end, tp, self._bandwidths) if dp > 1 else np.inf
+            kind = (layout.runs(start, end), tp, samples, width)
+        found = self._made.get(kind)
+        if found is None:
+            found = self._made[kind] = self.count
+            self.count += 1
+            cost = self._stages.cost(layout.types[start:end], tp, samples)
+            if isinstance(cost, Rejection):
                 self.rejections.append(cost)
-                self._codes[id(cost)] = len(self.rejections)
-            self.code[index] = self._codes[id(cost)]
-            return index
+                self.code[found] = len(self.rejections)
+            else:
+                self._fill(found, cost, layout.types[start:end], tp, 2 * (dp - 1) / dp / tp / width)
+        return found
+
+    def _fill(self, index: int, cost: StageCost, types: Sequence[str], tp: int, all_reduce: float) -> None:
         rows = [self._row(row) for row in cost.rows]
         self._widen(len(rows))
         total = max(self.row_ms[row, -1] for row in rows)
@@ -191,11 +204,6 @@ class Tables:
         self.rows[index] = rows + rows[:1] * fill
         self.memory_scale[index] = scales + scales[:1] * fill
         self.row_count[index] = len(rows)
-        dp = len(types) // tp
-        all_reduce = 0.0
-        if dp > 1:
-            width = self._bandwidths.data_parallel(layout.devices[start:end], tp)
-            all_reduce = 2 * (dp - 1) / dp / tp / width
         self.numbers[:, index] = (
             1 / total if total else 1.0,
             max(cost.shares),
@@ -206,7 +214,6 @@ class Tables:
             all_reduce,
             memory,
         )
-        return index
 
     def _row(self, row: Row) -> int:
         index = self._rows.get(row)
@@ -226,6 +233,12 @@ class Tables:
             self.rows = np.hstack((self.rows, np.repeat(self.rows[:, :1], extra, axis=1)))
             self.memory_scale = np.hstack((self.memory_scale, np.repeat(self.memory_scale[:, :1], extra, axis=1)))
             self._columns = columns
+
+
+def distinct(values: Ints) -> Ints:
+    """Ascending, each once: as np.unique, which is slower to start."""
+    ordered = np.sort(values, axis=None)
+    return ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))] if ordered.size else ordered
 
 
 def _prefix(values: Sequence[float]) -> Floats:
