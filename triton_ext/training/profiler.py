@@ -60,9 +60,10 @@ def measure(
 ) -> Outcome:
     """Measure every (degree, samples): `models` by degree, each sharded already and on the device.
 
-    One sample is the mean of as many passes as take 0.2 s, after one that is not timed; samples of all points take turns, and medians are kept. With
-    `throttled`, under a CPU quota, layers share the time of a pass as they share its computing time: within a pass
-    the process stands still at any layer. A point for which memory does not suffice is infeasible, and ends nothing.
+    One sample is the mean of as many passes as take 0.2 s, after one that is not timed; samples of all points take
+    turns, and medians are kept. With `throttled`, under a CPU quota, layers share the time of a pass as they share its
+    computing time: within a pass the process stands still at any layer. A point for which memory does not suffice is
+    infeasible, and ends nothing.
     """
     outcome = Outcome()
     candidates: dict[Key, _Candidate] = {}
