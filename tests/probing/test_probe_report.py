@@ -8,7 +8,7 @@ from triton_ext.probing import report
 
 def measurements(hosts, ranks_per_host):
     """Of ranks whose messages take 10 us inside a host and 50 us between hosts, at 2 and at 0.5 GB/s."""
-    ranks = [RankFigures(f"h{host}", "cpu", 1, 1 << 30, 1e11, 2e11, 1e10) for host in range(hosts)
+    ranks = [RankFigures(f"h{host}", "AMD", "cpu", 1, 1 << 30, 1e11, 2e11, 1e10) for host in range(hosts)
              for _ in range(ranks_per_host)]  # fmt: skip
     transfers = []
     for a in range(len(ranks)):
@@ -60,4 +60,4 @@ def test_collectives_by_size():
 
 
 def test_ranks():
-    assert rows(report.ranks(measurements(1, 2)))[1] == ["1", "h0", "cpu", "1", "1", "0.1", "0.2", "10"]
+    assert rows(report.ranks(measurements(1, 2)))[1] == ["1", "h0", "AMD", "1", "1", "0.1", "0.2", "10"]
