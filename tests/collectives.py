@@ -73,6 +73,8 @@ def make_plan(collective, shape, dtype, rank, world, split_dim=0, concat_dim=0, 
         options.setdefault("schedule", "hierarchical")
     if collective == "all_to_all":
         return tx.all_to_all(shape, dtype, split_dim=split_dim, concat_dim=concat_dim, **options)
+    if collective == "all_reduce":
+        options.setdefault("shots", 2)
     if collective == "all_reduce_one_shot":
         return tx.all_reduce(shape, dtype, shots=1, **options)
     if collective == "all_gather":

@@ -52,6 +52,6 @@ def test_runs_put_every_element_in_its_place_once(case):
 
 def test_slices_are_long_enough_for_a_network_card():
     part = Transfer((0, 0), (4096, 1024), 0, (1024, 1), 4)
-    assert part.slice_size * 1024 * 4 == transfers._CARD_SLICE_BYTES and part.slices == 32
+    assert part.slice_size * 1024 * 4 == transfers.CARD_SLICE_BYTES and part.slices == 32
     assert Transfer((0, 0), (0, 1024), 0, (1024, 1), 4).slices == 0
     assert Transfer((0, 0), (3, 1 << 20), 0, (1 << 20, 1), 4).slice_size == 1, "rows are not cut"

@@ -39,8 +39,12 @@ class Greedy(nn.Module):
 
 
 class Broken(nn.Module):
+    def __init__(self, message="shapes do not match"):
+        super().__init__()
+        self.message = message
+
     def forward(self, x):
-        raise RuntimeError("shapes do not match")
+        raise RuntimeError(self.message)
 
 
 def measure(model, samples=(1,), **options):
@@ -118,6 +122,11 @@ def test_memory_that_would_not_suffice_is_not_taken(monkeypatch):
     outcome = measure(Chain(nn.Linear(64, 64), nn.Sigmoid()), samples=(1, 1_000_000))
     assert sorted(outcome.measured) == [(1, 1)]
     assert "are available" in outcome.infeasible[1, 1_000_000]
+
+
+def test_a_message_that_only_mentions_memory_is_no_lack_of_it():
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        measure(Chain(nn.Linear(64, 64), Broken("an illegal memory access was encountered")))
 
 
 def test_any_other_error_of_a_model_is_the_users():

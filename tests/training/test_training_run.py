@@ -24,10 +24,10 @@ SMALL = {"width": 32, "blocks": 4, "heads": 4, "sequence": 16, "vocabulary": 64}
 
 TWO_RANKS = {
     "uneven replicas": plan((6, [([0], 3), ([1], 1)]), microbatches=2),
-    "tensor parallel": plan((6, [([1, 0], 4)]), microbatches=2),
     "uneven stages": plan((1, [([1], 4)]), (5, [([0], 4)]), microbatches=2),
 }
 FOUR_RANKS = {
+    "tensor parallel, in another order": plan((6, [([2, 0], 2)])),
     "a replica without samples": plan((6, [([0], 1), ([1], 2), ([2], 1), ([3], 0)])),
     "gpipe, four uneven stages": plan(
         (1, [([2], 2)]), (2, [([0], 2)]), (1, [([3], 2)]), (2, [([1], 2)]), schedule="gpipe"
@@ -75,8 +75,8 @@ def test_two_ranks_compute_what_one_process_computes():
     measured = dict(zip(TWO_RANKS, run(job, timeout_s=120, report=lines.append), strict=True))
     check(measured, TWO_RANKS)
     # The same steps of the same model, whatever the plan.
-    assert measured["tensor parallel"].losses == pytest.approx(measured["uneven stages"].losses, rel=1e-3)
-    assert len(lines) == 9 and lines[0].startswith("plan 0, step 1: loss ")
+    assert measured["uneven replicas"].losses == pytest.approx(measured["uneven stages"].losses, rel=1e-3)
+    assert len(lines) == 6 and lines[0].startswith("plan 0, step 1: loss ")
     assert not remaining()
 
 
@@ -138,7 +138,7 @@ def test_the_command_prints_measured_and_predicted_times(tmp_path):
     result = CliRunner().invoke(app, ["run", str(path), *options, "--", *arguments])
     assert result.exit_code == 0, result.output
     assert "step 3: loss" in result.output
-    assert "median step" in result.output and "predicted 110.0 ms" in result.output
+    assert "median step" in result.output and "predicted by simulation: 110.0 ms" in result.output
     assert "against a single process" in result.output
 
 

@@ -35,7 +35,8 @@ class Layout:
     shapes: of the tensor that each rank computes. result_shapes: of what each rank has at the end.
     stage_elements: size of each rank's staging area. shard: indices per owner along split_dim.
     destinations: for collectives that do not split, the range of ranks that each rank sends to.
-    routes: routes[source][destination].
+    routes: routes[source][destination]. slices: messages to a peer on another host, None for as many as suit the
+    transport.
     """
 
     shapes: list[Shape]
@@ -44,6 +45,7 @@ class Layout:
     destinations: list[tuple[int, int]]
     routes: list[list[Route]]
     stage_elements: int = 0
+    slices: int | None = None
 
     @property
     def world(self) -> int:

@@ -21,13 +21,16 @@ from .. import passes
 from ..backends.cpu.pool import native_code
 from ..errors import CollectiveTimeout, PeerLost, PlanError
 from ..passes import abi, dialect, nvshmem
-from . import between_hosts, flows, groups, layout, proxy, trace, transfers
+from ..planner.cluster import Cluster
+from ..planner.schedules import Decision
+from . import between_hosts, choices, flows, groups, layout, proxy, trace, transfers
+from .choices import Question, Wishes
 from .flows import Schedule
 from .groups import Group, ThreadRanks
 from .memory import MemoryRegion, SymmetricMemory, host_of
 from .segment import SIGNALS, WAITED_FOR, Segment
 from .shipment import Traffic
-from .watch import Peers, Watch, watch_for
+from .watch import Peers, Watch, stop_watches, watch_for
 
 _DTYPES = {
     torch.float32: "fp32",
@@ -41,6 +44,8 @@ _DTYPES = {
     torch.uint8: "uint8",
 }
 _FREED = 100  # STATUS of a plan that was freed; not a kernel's code
+_FORKED = 101  # likewise, of a parent's plan in a forked child
+_ENDED = {_FREED: "that was freed", _FORKED: "of the process that this one was forked from"}
 
 
 class PlanArguments(NamedTuple):
@@ -88,6 +93,14 @@ class Plan(PlanArguments):
         sizes = zip(self.shape, block_shape, strict=True)
         return (max(1, prod(-(-size // block) for size, block in sizes)),)
 
+    def explain(self) -> Decision:
+        """What this plan runs and why: the schedule chosen, the others with their times, those left out with reasons.
+
+        str() of it is a table. Times are predicted, for a computation as long as the communication if the plan was not
+        told compute_s; on figures of TRITON_EXT_CLUSTER (a file of `triton-ext probe`) or, without it, of presets.
+        """
+        return self._state.question.decide()
+
     def check(self) -> None:
         """Wait for the device and raise the error of a run that failed, if one did (on a CPU, every launch does)."""
         self._state.check()
@@ -112,6 +125,7 @@ class _State:
     watch: Watch
     traffic: Traffic | None
     schedule: Schedule
+    question: Question
     split_dim: int = 0
     outbox: transfers.Outbox | None = None
     programs_at_free: int = 0
@@ -129,7 +143,8 @@ class _State:
     def result(self) -> torch.Tensor:
         self.check()
         if self.memory is None:
-            raise PlanError(f"this {self.collective} plan was freed: its result is gone")
+            ended = _ENDED[self.word(abi.STATUS)]
+            raise PlanError(f"this is a {self.collective} plan {ended}: its result is gone")
         if self.word(abi.EPOCH) == 0:
             raise PlanError(f"this {self.collective} plan has not run yet: launch a kernel with it first")
         return self.view_of_result()
@@ -204,9 +219,9 @@ class _State:
     def check(self) -> None:
         """Raise what went wrong in a run, or after free()."""
         status = self.word(abi.STATUS)
-        if status == _FREED:
+        if status in _ENDED:
             if self.word(abi.BASE) != self.programs_at_free:
-                raise PlanError(f"a kernel ran with a {self.collective} plan that was freed: it did nothing")
+                raise PlanError(f"a kernel ran with a {self.collective} plan {_ENDED[status]}: it did nothing")
         elif status:
             raise self._failure(status)
 
@@ -270,11 +285,23 @@ class _State:
         if self.memory is None:
             return
         self.leave()
+        self._disarm(_FREED)
+
+    def disown(self) -> None:
+        """In a forked child: the plan stays the parent's, and its peers notice nothing of the child."""
+        if self.traffic is not None:
+            for connection in self.traffic.connections.values():
+                connection.socket.close()  # or peers would not see the parent end
+            self.traffic = None
+        if self.words is not None and self.memory is not None:  # the table on a GPU is out of a child's reach
+            self._disarm(_FORKED)
+
+    def _disarm(self, status: int) -> None:
+        """Make what a kernel would still read harmless: no shape, no peers, no address."""
         self.programs_at_free = self.word(abi.BASE)
-        # What a kernel would still read is made harmless: no shape, no peers, no address.
         for word in (abi.WORLD, abi.DESTINATION_END, *range(abi.SHAPE, abi.SHAPE + abi.MAX_DIMS)):
             self.table[word] = 0
-        self.table[abi.STATUS] = _FREED
+        self.table[abi.STATUS] = status
         self.signals = None
         self.memory = None
         self.peers.close()
@@ -295,6 +322,8 @@ def _leave_all() -> None:
     for state in list(_live):
         state.leave()
     proxy.finish(groups.timeout_s())
+    proxy.stop()
+    stop_watches()
 
 
 def free_all(owner: ThreadRanks | None) -> None:
@@ -304,19 +333,45 @@ def free_all(owner: ThreadRanks | None) -> None:
             state.free()
 
 
+def _disown_all() -> None:
+    for state in list(_live):
+        state.disown()
+
+
 atexit.register(_leave_all)
+os.register_at_fork(after_in_child=_disown_all)
+
+
+class _Agreement(NamedTuple):
+    """What the ranks told each other: of each its tensor's shape, where it puts to, its host and its rank in the job;
+    of rank 0 what the planner needs. cluster: as choices.cluster_of_file has it."""
+
+    shapes: list[layout.Shape]
+    destinations: list[int | None]
+    hosts: tuple[str, ...]
+    global_ranks: tuple[int, ...]
+    cluster: Cluster | str | None
+    compute_s: float | None
 
 
 def _agree(
-    group: Group, mine: dict[str, Any], shape: Sequence[int], free_dim: int | None, dst: int | None
-) -> tuple[list[layout.Shape], list[int | None]]:
-    """Exchange descriptions of a plan, and return all ranks' shapes and put destinations.
+    group: Group,
+    mine: dict[str, Any],
+    shape: Sequence[int],
+    free_dim: int | None,
+    dst: int | None,
+    compute_s: float | None,
+) -> _Agreement:
+    """Exchange descriptions of a plan.
 
-    Raises PlanError, on every rank, if the ranks differ in anything but dst and the shape's size along free_dim.
+    Raises PlanError, on every rank, if the ranks differ in anything but dst, compute_s, and the shape's size along
+    free_dim.
     """
-    offers = group.exchange((mine, tuple(int(size) for size in shape), dst))
-    first, first_shape, _ = offers[0]
-    for rank, (other, other_shape, _) in enumerate(offers):
+    place = (host_of(group), group.global_rank(group.rank))
+    hints = (choices.cluster_of_file(), compute_s) if group.rank == 0 else (None, None)
+    offers = group.exchange((mine, tuple(int(size) for size in shape), dst, place, hints))
+    first, first_shape, *_ = offers[0]
+    for rank, (other, other_shape, *_) in enumerate(offers):
         pairs = [(name, first.get(name), other.get(name)) for name in {**first, **other}]
         fixed = [tuple(n for dim, n in enumerate(s) if dim != free_dim) for s in (first_shape, other_shape)]
         if fixed[0] != fixed[1] or len(first_shape) != len(other_shape):
@@ -324,12 +379,14 @@ def _agree(
         for name, here, there in pairs:
             if here != there:
                 raise PlanError(f"ranks disagree on a plan: {name} is {here} on rank 0 and {there} on rank {rank}")
-    for rank, (_, other_shape, _) in enumerate(offers):
+    for rank, (_, other_shape, *_) in enumerate(offers):
         if not 1 <= len(other_shape) <= abi.MAX_DIMS or min(other_shape) < 0:
             raise PlanError(
                 f"shape {other_shape} on rank {rank}: a plan's tensor has 1 to {abi.MAX_DIMS} dimensions, none negative"
             )
-    return [other_shape for _, other_shape, _ in offers], [dst for _, _, dst in offers]
+    _, shapes, destinations, places, hints_of = zip(*offers, strict=True)
+    hosts, global_ranks = zip(*places, strict=True)
+    return _Agreement(list(shapes), list(destinations), hosts, global_ranks, *hints_of[0])
 
 
 def _dim(name: str, dim: int, ndim: int) -> int:
@@ -347,15 +404,15 @@ def _make(
     shape: Sequence[int],
     free_dim: int | None,
     lay_out: Callable[[list[layout.Shape], list[int | None]], layout.Layout],
+    wishes: Wishes,
     split_dim: int = 0,
-    schedule_name: str = flows.DIRECT,
     wire_dtype: torch.dtype | None = None,
     acc_dtype: torch.dtype | None = None,
     dst: int | None = None,
 ) -> Plan:
     """The part that all collectives share. Collective over `group`."""
     passes.install()  # again, in case another hook took the place since
-    flows.check(schedule_name, collective)
+    flows.check(wishes.schedule or flows.DIRECT, dialect.ONE_SHOT if wishes.shots == 1 else collective)
     wire, acc = wire_dtype or dtype, acc_dtype or torch.promote_types(dtype, torch.float32)
     if not dtype.is_floating_point:
         acc = acc_dtype or dtype
@@ -367,30 +424,57 @@ def _make(
         "acc_dtype": acc,
         "device": place.type,
         "number of ranks": group.size,
-        "schedule": schedule_name,
+        "shots": wishes.shots,
+        "schedule": wishes.schedule,
+        "slices": wishes.slices,
         **arguments,
     }
-    shapes, destinations = _agree(group, mine, shape, free_dim, dst)
+    agreed = _agree(group, mine, shape, free_dim, dst, wishes.compute_s)
     for each in (dtype, wire, acc):
         if each not in _DTYPES:
             raise PlanError(f"{each} cannot be sent; can be: {', '.join(str(name) for name in _DTYPES)}")
-    where = lay_out(shapes, destinations)
+    question = _question(collective, agreed, dtype, wishes, place, int(arguments.get("root", 0)))
+    where = lay_out(agreed.shapes, agreed.destinations)
+    execution = question.execution()
+    if collective == "all_reduce" and execution.shots == 1:
+        collective, where = dialect.ONE_SHOT, layout.all_reduce_one_shot(agreed.shapes)
+    where = replace(where, slices=execution.slices)
     spec = dialect.Spec(
         collective,
-        len(shapes[0]),
+        len(agreed.shapes[0]),
         _DTYPES[dtype],
         _DTYPES[wire],
         _DTYPES[acc],
         split_dim,
         where.alignment(16 // min(dtype.itemsize, wire.itemsize), split_dim if collective in dialect.SPLIT else -1),
     )
-    schedule = Schedule.of(schedule_name, group.exchange(host_of(group)))
+    schedule = Schedule.of(execution.schedule, agreed.hosts)
     if len(set(schedule.hosts)) > 1:
         transport = nvshmem.transport() if place.type == "cuda" else dialect.PROXY
         if schedule.is_hierarchical and transport != dialect.PROXY:
-            raise PlanError(f"schedule={schedule_name!r} is for CPUs: kernels on GPUs send their slices themselves")
+            raise PlanError(f"schedule={execution.schedule!r} is for CPUs: kernels on GPUs send slices themselves")
         spec = replace(spec, transport=transport, slice_dim=_slice_dim(spec, arguments))
-    return _build(group, spec, schedule, where, (dtype, wire, acc), place)
+    return _build(group, spec, schedule, where, (dtype, wire, acc), place, question)
+
+
+def _question(
+    collective: str, agreed: _Agreement, dtype: torch.dtype, wishes: Wishes, place: torch.device, root: int
+) -> Question:
+    """What the planner is asked. Raises PlanError if rank 0's cluster file cannot be read."""
+    if isinstance(agreed.cluster, str):
+        raise PlanError(agreed.cluster)
+    return Question(
+        collective,
+        max(prod(shape) for shape in agreed.shapes) * dtype.itemsize,
+        str(dtype).removeprefix("torch."),
+        agreed.hosts,
+        agreed.global_ranks,
+        replace(wishes, compute_s=agreed.compute_s),
+        agreed.cluster,
+        place.type == "cpu",
+        root,
+        tuple(agreed.destinations),
+    )
 
 
 def _slice_dim(spec: dialect.Spec, arguments: dict[str, Any]) -> int:
@@ -408,6 +492,7 @@ def _build(
     where: layout.Layout,
     dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
     device: torch.device,
+    question: Question,
 ) -> Plan:
     """Allocate a plan's memory and fill its table. dtypes: of the result, of what is sent to be reduced, of sums."""
     me, world, (dtype, wire, _) = group.rank, group.size, dtypes
@@ -450,12 +535,13 @@ def _build(
         watch,
         traffic,
         schedule,
+        question,
         spec.split_dim,
         outbox,
     )
     _live.add(plan._state)
     if traffic:
-        weakref.finalize(plan._state, _drop, traffic).atexit = False
+        weakref.finalize(plan._state, _drop, traffic, os.getpid()).atexit = False
     watch.add(plan._state)
     if device.type == "cpu" and _after_launch not in knobs.runtime.launch_exit_hook.calls:
         knobs.runtime.launch_exit_hook.add(_after_launch)
@@ -515,9 +601,10 @@ def _table(
     return table
 
 
-def _drop(traffic: Traffic) -> None:
+def _drop(traffic: Traffic, pid: int) -> None:
     """A plan is no longer referred to: nobody waits, but what it has for other hosts goes there."""
-    proxy.proxy().retire(traffic, groups.timeout_s())
+    if os.getpid() == pid:
+        proxy.proxy().retire(traffic, groups.timeout_s())
 
 
 def _device(group: Group, device: torch.device | str | None) -> torch.device:
@@ -536,15 +623,20 @@ def all_to_all(
     *,
     split_dim: int = 0,
     concat_dim: int = 0,
-    schedule: str = flows.DIRECT,
+    schedule: str | None = None,
+    slices: int | None = None,
+    compute_s: float | None = None,
     group: GroupLike = None,
     device: DeviceLike = None,
 ) -> Plan:
     """Every rank computes a tensor of `shape`; its part along split_dim goes to each rank, as torch.chunk cuts it.
 
     The result of rank r: all ranks' r-th parts, concatenated along concat_dim. Sizes along concat_dim may differ
-    among ranks if it is not split_dim. schedule: between hosts, "direct" (each rank with each) or "hierarchical" (one
-    stream for each pair of hosts). Collective; raises PlanError on every rank if the ranks disagree.
+    among ranks if it is not split_dim. Collective; raises PlanError on every rank if the ranks disagree.
+
+    The planner chooses what is not given (plan.explain() says why). schedule: between hosts, "direct" (each rank with
+    each) or "hierarchical" (one stream for each pair of hosts). slices: messages to each peer on another host, at most.
+    compute_s: how long the kernel computes; rank 0's counts.
     """
     ranks = groups.resolve(group)
     split, concat = _dim("split_dim", split_dim, len(shape)), _dim("concat_dim", concat_dim, len(shape))
@@ -557,8 +649,8 @@ def all_to_all(
         shape,
         concat if concat != split else None,
         lambda shapes, _: layout.all_to_all(shapes, split, concat),
+        Wishes(None, schedule, slices, compute_s),
         split,
-        schedule,
     )
 
 
@@ -568,35 +660,37 @@ def all_reduce(
     *,
     acc_dtype: torch.dtype | None = None,
     wire_dtype: torch.dtype | None = None,
-    shots: int = 2,
-    schedule: str = flows.DIRECT,
+    shots: int | None = None,
+    schedule: str | None = None,
+    slices: int | None = None,
+    compute_s: float | None = None,
     group: GroupLike = None,
     device: DeviceLike = None,
 ) -> Plan:
     """The sum of all ranks' tensors of `shape`, on every rank; bitwise the same on all, and in every run.
 
     shots: 2 (owners sum their parts, and send the sums to all) moves the fewest bytes; 1 (all send all to all, and sum
-    it in one program at the end) waits for peers once: for small tensors. schedule: between hosts, "direct" or, in two
-    shots, "hierarchical", which sends a host's sum once, and what it gets once (docs/transports.md).
+    it in one program at the end) waits for peers once: for small tensors. schedule: between hosts, "direct" (also if
+    not given) or, in two shots, "hierarchical", which sends a host's sum once, and what it gets once
+    (docs/transports.md). The planner chooses shots and slices that are not given. slices, compute_s: as in all_to_all.
 
-    Partial values travel as wire_dtype (default: dtype) and are summed in rank order in acc_dtype (default: float32,
+    Partial values travel as wire_dtype (default: dtype) and are summed in rank order (hierarchical: those of a host
+    first) in acc_dtype (default: float32,
     or dtype where that is wider or an integer). Collective; raises PlanError on every rank if the ranks disagree.
     """
-    if shots not in (1, 2):
-        raise PlanError(f"shots={shots}: an all_reduce takes 1 or 2")
     ranks = groups.resolve(group)
     split = max(range(len(shape)), key=lambda dim: shape[dim], default=0)
     return _make(
         ranks,
-        "all_reduce" if shots == 2 else dialect.ONE_SHOT,
+        "all_reduce",
         dtype,
         device,
         {},
         shape,
         None,
-        lambda shapes, _: layout.all_reduce(shapes, split) if shots == 2 else layout.all_reduce_one_shot(shapes),
+        lambda shapes, _: layout.all_reduce(shapes, split),
+        Wishes(shots, schedule, slices, compute_s),
         split,
-        schedule,
         wire_dtype,
         acc_dtype,
     )
@@ -609,13 +703,16 @@ def reduce_scatter(
     split_dim: int = 0,
     acc_dtype: torch.dtype | None = None,
     wire_dtype: torch.dtype | None = None,
-    schedule: str = flows.DIRECT,
+    schedule: str | None = None,
+    slices: int | None = None,
+    compute_s: float | None = None,
     group: GroupLike = None,
     device: DeviceLike = None,
 ) -> Plan:
     """The sum of all ranks' tensors of `shape`; each rank gets its part along split_dim, as torch.chunk cuts it.
 
-    schedule and dtypes as in all_reduce. Collective; raises PlanError on every rank if the ranks disagree.
+    schedule, slices, compute_s and dtypes as in all_reduce. Collective; raises PlanError on every rank if the ranks
+    disagree.
     """
     ranks = groups.resolve(group)
     split = _dim("split_dim", split_dim, len(shape))
@@ -628,8 +725,8 @@ def reduce_scatter(
         shape,
         None,
         lambda shapes, _: layout.reduce_scatter(shapes, split),
+        Wishes(None, schedule, slices, compute_s),
         split,
-        schedule,
         wire_dtype,
         acc_dtype,
     )
@@ -640,13 +737,15 @@ def all_gather(
     dtype: torch.dtype,
     *,
     concat_dim: int = 0,
-    schedule: str = flows.DIRECT,
+    schedule: str | None = None,
+    slices: int | None = None,
+    compute_s: float | None = None,
     group: GroupLike = None,
     device: DeviceLike = None,
 ) -> Plan:
     """All ranks' tensors, concatenated along concat_dim (where sizes may differ), on every rank. Collective.
 
-    schedule: between hosts, "direct", or "hierarchical" to send to each host once.
+    schedule: between hosts, "direct", or "hierarchical" to send to each host once. slices, compute_s: as in all_to_all.
     """
     ranks = groups.resolve(group)
     concat = _dim("concat_dim", concat_dim, len(shape))
@@ -659,7 +758,7 @@ def all_gather(
         shape,
         concat,
         lambda shapes, _: layout.all_gather(shapes, concat),
-        schedule_name=schedule,
+        Wishes(None, schedule, slices, compute_s),
     )
 
 
@@ -668,13 +767,15 @@ def broadcast(
     dtype: torch.dtype,
     *,
     root: int = 0,
-    schedule: str = flows.DIRECT,
+    schedule: str | None = None,
+    slices: int | None = None,
+    compute_s: float | None = None,
     group: GroupLike = None,
     device: DeviceLike = None,
 ) -> Plan:
     """The tensor of rank `root` (a rank of the group), on every rank. Every rank launches the kernel. Collective.
 
-    schedule: between hosts, "direct", or "hierarchical" to send to each host once.
+    schedule: between hosts, "direct", or "hierarchical" to send to each host once. slices, compute_s: as in all_to_all.
     """
     ranks = groups.resolve(group)
     if not 0 <= root < ranks.size:
@@ -688,18 +789,27 @@ def broadcast(
         shape,
         None,
         lambda shapes, _: layout.broadcast(shapes, root),
-        schedule_name=schedule,
+        Wishes(None, schedule, slices, compute_s),
     )
 
 
 def put(
-    shape: Sequence[int], dtype: torch.dtype, *, dst: int | None, group: GroupLike = None, device: DeviceLike = None
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    *,
+    dst: int | None,
+    slices: int | None = None,
+    compute_s: float | None = None,
+    group: GroupLike = None,
+    device: DeviceLike = None,
 ) -> Plan:
     """This rank's tensor goes to rank `dst` of the group, or nowhere if None. Collective: all ranks make the plan and
-    launch the kernel. Raises PlanError if two ranks put to the same one.
+    launch the kernel. slices, compute_s: as in all_to_all. Raises PlanError if two ranks put to the same one.
     """
     ranks = groups.resolve(group)
-    return _make(ranks, "put", dtype, device, {}, shape, None, _lay_out_put, dst=dst)
+    return _make(
+        ranks, "put", dtype, device, {}, shape, None, _lay_out_put, Wishes(None, None, slices, compute_s), dst=dst
+    )
 
 
 def _lay_out_put(shapes: list[layout.Shape], destinations: list[int | None]) -> layout.Layout:

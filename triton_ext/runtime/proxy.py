@@ -13,10 +13,11 @@ from triton import knobs
 from ..backends.cpu.pool import native_code
 from .shipment import Traffic
 
-# Programs ring when they have completed a slice. They do not when a run begins: that is looked for behind a launch.
-_LOOK_S = 2e-4
-_STARTING_S = 2e-3
+# Programs ring when they have completed a slice. They do not when a run begins: that is looked for behind a launch,
+# often at first, then ever more rarely, since the thread that launches may have to wait for a core.
+_LOOK_S, _LOOK_AGAIN_S, _LOOK_GROWTH, _LONGEST_LOOK_S = 2e-4, 5e-3, 1.2, 5.0
 _BUSY_S = 1e-3  # how often a connection that took no more is tried again
+_STOP_S = 5.0
 _CLOSING_S = 1.0  # for a peer to end its side, too
 
 
@@ -32,13 +33,14 @@ class Proxy:
         self._traffics: list[Traffic] = []
         self._retiring: dict[Traffic, float] = {}  # and until when
         self._closing: dict[Traffic, float] = {}
-        self._launch_s = 0.0  # when the last launch began whose run is not known to have begun
+        self._ends = False
+        self._look_s = _LONGEST_LOOK_S  # until the next look for a run that begins; at the longest, there is none
         self._thread = threading.Thread(target=self._run, name="triton_ext proxy", daemon=True)
         self._thread.start()
         knobs.runtime.launch_enter_hook.add(self._launched)
 
     def _launched(self, _metadata: object) -> None:
-        self._launch_s = time.monotonic()
+        self._look_s = _LOOK_S
         self.wake()
 
     def wake(self) -> None:
@@ -75,15 +77,30 @@ class Proxy:
         while self._closing and time.monotonic() < deadline:
             time.sleep(_BUSY_S)
 
+    def stop(self) -> None:
+        """End the thread: before the interpreter does it, wherever it is, in C++ of torch, too, which aborts."""
+        self._ends = True
+        self.wake()
+        self._thread.join(_STOP_S)
+        knobs.runtime.launch_enter_hook.remove(self._launched)
+
+    def disown(self) -> None:
+        """In a forked child: the thread, the bell and the connections are the parent's."""
+        knobs.runtime.launch_enter_hook.remove(self._launched)
+        native_code().wake_by_bell(-1)
+        self._epoll.close()
+        os.close(self._bell)
+
     def _run(self) -> None:
-        while True:
+        while not self._ends:
             with self._lock:
                 for traffic in self._traffics:
                     if traffic not in self._closing and traffic.pump():
-                        self._launch_s = 0.0
+                        # Another rank of this process may have launched, too: do not stop looking.
+                        self._look_s = max(self._look_s, _LOOK_AGAIN_S)
                 self._end_sent()
                 pause_s = self._pause_s()
-            if pause_s == _LOOK_S:
+            if pause_s == _LOOK_S:  # shorter than epoll can wait
                 time.sleep(_LOOK_S)
                 pause_s = 0
             ready = {place for place, _ in self._epoll.poll(pause_s)}
@@ -107,8 +124,10 @@ class Proxy:
         followed = [each.has_followers for each in self._retiring]
         if not all(followed) or any(traffic.is_blocked for traffic in self._traffics):
             return _BUSY_S
-        if time.monotonic() - self._launch_s < _STARTING_S and any(each.announces for each in self._traffics):
-            return _LOOK_S
+        if self._look_s < _LONGEST_LOOK_S and any(each.announces for each in self._traffics):
+            pause_s = self._look_s if self._look_s > _BUSY_S else _LOOK_S
+            self._look_s *= _LOOK_GROWTH
+            return min(pause_s, _CLOSING_S)
         return _CLOSING_S if self._closing else None
 
     def _receive(self, ready: set[int]) -> None:
@@ -143,9 +162,20 @@ def finish(timeout_s: float) -> None:
         _proxy.wait_until_closed()
 
 
+def stop() -> None:
+    """At the end of a process, behind finish()."""
+    global _proxy
+    with _proxy_lock:
+        if _proxy is not None:
+            _proxy.stop()
+            _proxy = None
+
+
 def _forget() -> None:
     global _proxy, _proxy_lock
-    _proxy, _proxy_lock = None, threading.Lock()  # a forked child has no proxy thread
+    if _proxy is not None:
+        _proxy.disown()
+    _proxy, _proxy_lock = None, threading.Lock()
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -14,7 +14,7 @@ from .memory import MemoryRegion
 _ALIGNMENT_BYTES = 256
 # A slice keeps a network card of 400 Gbit/s busy for some 10 us, long against the cost of a request. On TCP, a transfer
 # is cut into so many slices that the first one leaves early, but none costs more for its message than for its bytes.
-_CARD_SLICE_BYTES = 1 << 19
+CARD_SLICE_BYTES = 1 << 19
 _TCP_SLICES, _TCP_SLICE_BYTES = 8, (1 << 15, 1 << 20)
 
 
@@ -24,7 +24,7 @@ class Transfer:
 
     In the outbox it is contiguous, the slice dimension outermost, the others in order. `origin`: where logical index 0
     would be in the peer's buffer, whose strides are `strides`; all count elements. A slice is `slice_size` indices of
-    the slice dimension.
+    the slice dimension; most_slices, if given, says how many there are at the most.
     """
 
     begin: Shape
@@ -34,6 +34,7 @@ class Transfer:
     item_bytes: int
     slice_dim: int = 0
     over_tcp: bool = False
+    most_slices: int | None = None
 
     @property
     def order(self) -> list[int]:
@@ -61,7 +62,9 @@ class Transfer:
 
     @property
     def slice_size(self) -> int:
-        nbytes = _CARD_SLICE_BYTES
+        if self.most_slices:
+            return max(1, -(-self.shape[self.slice_dim] // self.most_slices))
+        nbytes = CARD_SLICE_BYTES
         if self.over_tcp:
             least, most = _TCP_SLICE_BYTES
             nbytes = min(max(self.elements * self.item_bytes // _TCP_SLICES, least), most)
@@ -119,11 +122,14 @@ def outgoing(
     stage = nothing
     if spec.reduces:
         stage = part(peer) if spec.splits else ((0,) * len(shape), shape)
-    slicing = (spec.slice_dim, spec.transport == dialect.PROXY)
-    stage_strides = route.stage_strides or route.strides
+    over_tcp = spec.transport == dialect.PROXY
+
+    def transfer(part: tuple[Shape, Shape], origin: int, strides: Shape, kind: int) -> Transfer:
+        return Transfer(*part, origin, strides, item_bytes[kind], spec.slice_dim, over_tcp, where.slices)
+
     return {
-        abi.OF_RESULT: Transfer(*result, route.origin, route.strides, item_bytes[abi.OF_RESULT], *slicing),
-        abi.OF_STAGE: Transfer(*stage, route.stage_origin, stage_strides, item_bytes[abi.OF_STAGE], *slicing),
+        abi.OF_RESULT: transfer(result, route.origin, route.strides, abi.OF_RESULT),
+        abi.OF_STAGE: transfer(stage, route.stage_origin, route.stage_strides or route.strides, abi.OF_STAGE),
     }
 
 

@@ -252,6 +252,12 @@ def test_prunes_are_counted():
     assert loose.best.cost.total_ms <= strict.best.cost.total_ms
 
 
+def test_a_prune_that_leaves_nothing():
+    result = search(metis_profiles(), cluster((A,) * 4), 8, MetisSettings(min_group_scale_variance=5.0))
+    assert result.best is None and result.complete and result.rejected == ()
+    assert result.pruned["min_group_scale_variance"] > 0
+
+
 def test_the_time_limit_ends_with_the_best_so_far():
     model, machines = metis_profiles(), cluster(*[(A,) * 8] * 2)
     result = search(model, machines, 64, MetisSettings(time_limit_s=1e-9))
@@ -277,6 +283,30 @@ def test_many_types_end_in_time():
     begin = time.perf_counter()
     result = search(metis_profiles(slower=factors), machines, 12, MetisSettings(time_limit_s=0.5))
     assert not result.complete and time.perf_counter() - begin < 20  # 39,916,800 orders
+
+
+def test_hundreds_of_devices():
+    """Counts of what was left out do not overflow: of 32 stages of 8 devices, 4^32 strategies."""
+
+    def deeper(values):
+        return (values[0], *values[1:2] * 32, values[-1])
+
+    ten = metis_profiles()
+    model = replace(
+        ten.model,
+        parameter_bytes=deeper(ten.model.parameter_bytes),
+        activation_bytes=deeper(ten.model.activation_bytes),
+    )
+    points = {
+        key: replace(point, layer_ms=deeper(point.layer_ms), memory_bytes=deeper(point.memory_bytes))
+        for key, point in ten.points.items()
+    }
+    options = MetisSettings(1.0, 6, time_limit_s=60)
+    result = search(Profiles(model, points), presets.cluster({A: 256}, devices_per_node=8), 256, options)
+    assert result.complete and result.best is not None
+    assert sum(stage.dp * stage.tp for stage in result.best.plan.stages) == 256
+    assert result.pruned["least tensor parallelism first"] > 4**32
+    assert result.pruned["min_group_scale_variance"] > 2**63 and result.pruned["max_permute_len"] > 0
 
 
 def test_relative_layer_cost_of_another_point_is_noted():

@@ -4,10 +4,9 @@ from pathlib import Path
 
 from triton_ext.planner import presets
 from triton_ext.planner.cluster import Cluster, DeviceType, Fabric, Node, star
-from triton_ext.planner.schedules import Costs, Request, choose
+from triton_ext.planner.schedules import ON_GPU, Request, choose
 
 GPU = DeviceType("gpu", 16 << 30, 100e12, 900e9)
-COSTS = Costs(put_s=1e-6, flag_s=2e-6, sum_bytes_per_s=500e9, library_call_s=10e-6, library_step_s=4e-6)
 
 
 def _nodes(*sizes: int) -> Cluster:
@@ -41,7 +40,7 @@ def table() -> str:
                     group = tuple(range(len(cluster.devices)))
                     tile_s = compute_us * 1e-6 / 256
                     request = Request(
-                        collective, kib << 10, "bfloat16", 256, tile_s, group, slices=(1, 4, 16), costs=COSTS
+                        collective, kib << 10, "bfloat16", 256, tile_s, group, slices=(1, 4, 16), costs=ON_GPU
                     )
                     chosen = choose(request, cluster).chosen
                     times = (chosen.total_s, chosen.exposed_s, chosen.standalone_s)

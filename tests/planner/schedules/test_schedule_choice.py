@@ -48,6 +48,16 @@ def test_what_the_runtime_cannot_run_is_listed():
     assert "* two_shot, 1 slice" in str(decision)
 
 
+def test_what_the_caller_does_not_want_is_listed_with_its_reason():
+    barred = (("two_shot", "two waits"), ("unfused", "not asked for"))
+    decision = choose(replace(REQUEST, barred=barred), one_node(8))
+    assert decision.choice.schedule == "halving_doubling"
+    assert codes(decision)["two_shot"] == codes(decision)["unfused"] == "barred"
+    assert "- two_shot: two waits [barred]" in str(decision)
+    with pytest.raises(PlanningError, match="barred: no 'rings'"):
+        replace(REQUEST, barred=(("rings", ""),))
+
+
 def test_reasons():
     assert codes(choose(REQUEST, one_node(8)))["hierarchical"] == "one_node"
     assert codes(choose(REQUEST, several([1] * 8)))["hierarchical"] == "one_rank_per_node"

@@ -27,7 +27,7 @@ _WIDTH_IN, _DPI = 13.0, 110
 _ROW_IN, _MARGIN_IN = 0.52, 1.25
 _WHOLE_IN, _ZOOMED_IN = 10.8, 5.3  # of the panels, about
 _MOST_MICROBATCHES = 24  # with more, their beginning and their end are drawn once more, larger
-_LABEL_POINTS = 7.0
+_LABEL_POINTS = (7.0, 6.0, 5.0)
 
 
 def draw(plan: ParallelPlan, step: Step, cluster: Cluster, path: Path) -> None:
@@ -131,6 +131,8 @@ def _number(axes: Axes, event: Event, row: int, points_per_ms: float, begin_ms: 
     """The micro-batch's number, where its bar has room for it."""
     start_ms, stop_ms = max(event.start_s * 1e3, begin_ms), min(event.end_s * 1e3, end_ms)
     text = str(event.microbatch)
-    if event.microbatch >= 0 and (stop_ms - start_ms) * points_per_ms > _LABEL_POINTS * (0.75 * len(text) + 0.3):
+    # The largest size for which there is room: a digit is about 0.64 of it wide.
+    fitting = (size for size in _LABEL_POINTS if (stop_ms - start_ms) * points_per_ms > size * (0.64 * len(text) + 0.2))
+    if event.microbatch >= 0 and (points := next(fitting, 0.0)):
         middle = (start_ms + stop_ms) / 2
-        axes.text(middle, row - 0.08, text, ha="center", va="center", fontsize=_LABEL_POINTS, color="white")
+        axes.text(middle, row - 0.08, text, ha="center", va="center", fontsize=points, color="white")

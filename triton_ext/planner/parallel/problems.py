@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,7 +10,7 @@ from typing import Protocol
 from ...errors import PlanningError
 from ..cluster import Cluster
 from . import space
-from .cost import Estimate, estimate
+from .cost import Estimate, estimate, of_work
 from .labels import Found
 from .layer_tables import LayerTables
 from .lookup import Lookup
@@ -23,6 +24,7 @@ from .options import Choice, Kinds, Network, Options, network, options
 from .plan import ParallelPlan, Settings
 from .profiles import Profiles
 from .result import Cost, CostedPlan
+from .step_work import condensed, step_work
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,9 @@ class Problem(Protocol):
 
     def least_s(self, prepared: Prepared) -> float:
         """No plan of the choice takes less; inf: there is none."""
+
+    def rough_s(self, plan: ParallelPlan) -> float:
+        """Close to the cost and quicker; inf for a plan that cannot be."""
 
     def price(self, plan: ParallelPlan) -> CostedPlan | str:
         """Or the code of the reason why the plan cannot be."""
@@ -112,6 +117,13 @@ class OurProblem:
         slowest, total = prepared.prefixes.whole_s
         return max(prepared.choice.microbatches * slowest, total + (prepared.choice.microbatches - 1) * slowest / 2)
 
+    def rough_s(self, plan: ParallelPlan) -> float:
+        try:
+            work = step_work(plan, self.cluster, self.tables(plan.settings)[0])
+            return of_work(condensed(work)).step_time_s
+        except PlanningError:
+            return math.inf
+
     def price(self, plan: ParallelPlan) -> CostedPlan | str:
         tables, _ = self.tables(plan.settings)
         try:
@@ -164,6 +176,9 @@ class MetisProblem:
     def least_s(self, prepared: Prepared) -> float:
         slowest, total = prepared.prefixes.whole_s
         return (prepared.choice.microbatches - 1) * slowest + total
+
+    def rough_s(self, plan: ParallelPlan) -> float:
+        return self._evaluator.cost(plan).cost.total_ms / 1e3
 
     def price(self, plan: ParallelPlan) -> CostedPlan | str:
         costed_plan = self._evaluator.cost(plan)

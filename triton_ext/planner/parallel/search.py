@@ -1,9 +1,9 @@
 """Our search for a parallelism plan: exact over its space (space.py), or with a bound on what it may have missed.
 
 1. For each choice of device order, micro-batches and settings, a bound that takes no search (objectives.Prefixes).
-2. Choices by that bound: a beam search finds good plans; the cost model prices them.
+2. Some choices by that bound: a beam search finds good plans; the cost model prices them.
 3. Choices whose bound is below the best plan: a label-setting dynamic program over layers and devices
-   (labels.py) finds the least that any of its plans can take.
+   (labels.py) finds the least that any of its plans can take. Then a beam search for the others that are left.
 4. Choices that are still below it: all plans whose bound is below the best plan's cost are priced, the most promising
    first. What is left when the time or the limit of priced plans ends is the gap.
 
@@ -34,9 +34,11 @@ from .result import CostedPlan, Rejected, SearchResult
 
 _ROUND = 8  # choices that are handled with the same best plan
 _BEAM = 3
-_BEAM_SHARE = 0.5  # of the time
-_PRICED = 3  # plans of a beam search, or of a bound, that the cost model prices
-_INTERLEAVED = 30  # the same, where its order says little
+_TRIED = 8  # plans of a beam search, or of a bound, whose cost is computed roughly
+_TRIED_INTERLEAVED = 30  # the same, where their order says little
+_NEAR = 1.1  # times what the first of them takes, by the search's own estimate
+_PRICED = 2  # of these, the best are priced
+_ROUGH = 1.05  # if they are not more than this beyond the best plan: how far a rough cost may be too high
 _MOST = 2_000_000  # labels of one number of stages
 _ALL = 50_000  # labels of one number of stages, where none is dominated
 
@@ -164,14 +166,14 @@ class _Worker:
             found = self._found(task, prepared, prepared.estimate, beam=_BEAM)
         except labels.OutOfTime:
             return _Outcome()
-        return self._priced(prepared, found[: _INTERLEAVED if self.settings.schedule == "interleaved" else _PRICED])
+        return self._priced(prepared, found, task.best_s)
 
     def _labels(self, task: _Task, prepared: Prepared) -> _Outcome:
         try:
             found = self._found(task, prepared, prepared.bound)
         except labels.OutOfTime:
             return _Outcome(in_time=False)
-        outcome = self._priced(prepared, found[:_PRICED])
+        outcome = self._priced(prepared, found, task.best_s)
         outcome.bound_s = found[0].total_s if found else math.inf
         return outcome
 
@@ -188,7 +190,7 @@ class _Worker:
             if number == task.price_limit or time.monotonic() > task.deadline_s:
                 outcome.bound_s, outcome.in_time = candidate.total_s, False
                 break
-            outcome.plans += self._priced(prepared, [candidate]).plans
+            self._take(outcome, self._plan(prepared, candidate))
             best_s = min([best_s, *(plan.cost.total_ms / 1e3 for plan in outcome.plans[-1:])])
         return outcome
 
@@ -204,15 +206,27 @@ class _Worker:
         limits = labels.Limits(task.best_s, self._max_stages, beam, dominance, task.deadline_s, most)
         return labels.search(objective, prepared.options, self.devices, self.layers, limits, self.settings.allow_unused)
 
-    def _priced(self, prepared: Prepared, found: Sequence[labels.Found]) -> _Outcome:
+    def _priced(self, prepared: Prepared, found: Sequence[labels.Found], best_s: float) -> _Outcome:
+        """The most promising of some plans, with their cost."""
         outcome = _Outcome()
-        for candidate in found:
-            priced = self.problem.price(plan_of(prepared, candidate, self.batch, self.settings.schedule))
-            if isinstance(priced, str):
-                outcome.rejected[priced] = outcome.rejected.get(priced, 0) + 1
-            else:
-                outcome.plans.append(priced)
+        tried = _TRIED_INTERLEAVED if self.settings.schedule == "interleaved" else _TRIED
+        near = [candidate for candidate in found[:tried] if candidate.total_s <= _NEAR * found[0].total_s]
+        plans = [self._plan(prepared, candidate) for candidate in near]
+        rough = sorted((self.problem.rough_s(plan), number) for number, plan in enumerate(plans))
+        for rough_s, number in rough[:_PRICED]:
+            if rough_s < _ROUGH * best_s or math.isinf(rough_s):  # inf: it has a reason, which is counted
+                self._take(outcome, plans[number])
         return outcome
+
+    def _plan(self, prepared: Prepared, found: labels.Found) -> ParallelPlan:
+        return plan_of(prepared, found, self.batch, self.settings.schedule)
+
+    def _take(self, outcome: _Outcome, plan: ParallelPlan) -> None:
+        priced = self.problem.price(plan)
+        if isinstance(priced, str):
+            outcome.rejected[priced] = outcome.rejected.get(priced, 0) + 1
+        else:
+            outcome.plans.append(priced)
 
 
 _worker: _Worker | None = None
@@ -297,11 +311,15 @@ class _Search:
                 pass
             self._complete = False
             return bounds
-        deadline_s = self._started + _BEAM_SHARE * self._settings.time_limit_s
-        for _ in self._round("beam", everything, bounds, deadline_s=deadline_s):
+        # Some plans first, without which the bounds would not leave out much; then those of the most promising choices.
+        first = [choice for choice, _ in self._round("beam", everything, bounds, most=_ROUND)]
+        for choice, outcome in self._round("labels", everything, bounds):
+            bounds[choice] = max(bounds[choice], outcome.bound_s)
+        others = [choice for choice in everything if choice not in first]
+        for _ in self._round("beam", others, bounds):
             pass
-        for step in ("labels",) if self._local.problem.exact else ("labels", "price"):
-            for choice, outcome in self._round(step, everything, bounds):
+        if not self._local.problem.exact:
+            for choice, outcome in self._round("price", everything, bounds):
                 bounds[choice] = max(bounds[choice], outcome.bound_s)
         return bounds
 
@@ -311,22 +329,20 @@ class _Search:
         everything: Sequence[Choice],
         bounds: dict[Choice, float],
         rounds: int = _ROUND,
-        deadline_s: float | None = None,
+        most: int | None = None,
     ) -> Iterator[tuple[Choice, _Outcome]]:
-        """The outcomes of a step for all choices whose bound is below the best plan, the lowest first. A step with a
-        deadline of its own is one that nothing depends on."""
-        numbers = {choice: number for number, choice in enumerate(everything)}
-        waiting = sorted(everything, key=lambda choice: (bounds[choice], numbers[choice]))
+        """The outcomes of a step for (at most so many) choices whose bound is below the best plan, the lowest first."""
+        numbers = {choice: number for number, choice in enumerate(bounds)}
+        waiting = sorted(everything, key=lambda choice: (bounds[choice], numbers[choice]))[:most]
         total, limit = len(waiting), self._settings.price_limit
         while waiting:
             open_ones = [choice for choice in waiting if bounds[choice] < self._best_s * (1 - 1e-12)]
             self._pruned[step] = self._pruned.get(step, 0) + len(waiting) - len(open_ones)
             now, waiting = open_ones[:rounds], open_ones[rounds:]
-            until_s = deadline_s if deadline_s and self._plans else self._deadline_s
-            if now and time.monotonic() > until_s:
-                self._complete = self._complete and bool(deadline_s)
+            if now and time.monotonic() > self._deadline_s:
+                self._complete = False
                 return
-            tasks = [_Task(step, choice, self._best_s, until_s, limit) for choice in now]
+            tasks = [_Task(step, choice, self._best_s, self._deadline_s, limit) for choice in now]
             outcomes = self._outcomes(tasks, [numbers[choice] for choice in now])
             for choice, outcome in zip(now, outcomes, strict=True):
                 self._take(outcome)

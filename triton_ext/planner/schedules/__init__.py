@@ -2,11 +2,14 @@
 
 from .algorithms import Reason
 from .choose import HYSTERESIS, Candidate, Choice, Decision, Rejected, choose
-from .request import ORDERS, SCHEDULES, UNFUSED, Costs, Measurement, Request
+from .costs import ON_CPU, ON_GPU, Costs
+from .request import ORDERS, SCHEDULES, UNFUSED, Measurement, Request
 from .schedule import Schedule, Transfer
 
 __all__ = [
     "HYSTERESIS",
+    "ON_CPU",
+    "ON_GPU",
     "ORDERS",
     "SCHEDULES",
     "UNFUSED",

@@ -19,8 +19,8 @@ from .schedule import Schedule, Step, Steps, Transfer
 
 
 class Reason(NamedTuple):
-    """Why a schedule is not a candidate. Codes: not_executable, not_defined, same_as, one_node, one_rank_per_node,
-    too_few_tiles."""
+    """Why a schedule is not a candidate. Codes: not_executable, barred, not_defined, same_as, one_node,
+    one_rank_per_node, too_few_tiles."""
 
     code: str
     text: str

@@ -118,7 +118,11 @@ def _decide(
     ranks = tuple(sorted(range(request.world), key=lambda rank: request.group[rank]))  # by place in the topology
     candidates: list[Candidate] = []
     rejected: list[Rejected] = []
+    barred = dict(request.barred)
     for name in NAMES:
+        if name in barred:
+            rejected.append(Rejected(name, Reason("barred", barred[name])))
+            continue
         if name not in request.executable:
             rejected.append(Rejected(name, Reason("not_executable", "not executable by the runtime")))
             continue
@@ -127,7 +131,9 @@ def _decide(
                 candidates.append(found)
             else:
                 rejected.append(found)
-    if UNFUSED in request.executable:
+    if UNFUSED in barred:
+        rejected.append(Rejected(UNFUSED, Reason("barred", barred[UNFUSED])))
+    elif UNFUSED in request.executable:
         candidates.append(_unfused(request, topology, ranks, measured))
     else:
         rejected.append(Rejected(UNFUSED, Reason("not_executable", "the caller did not allow it")))

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .request import Costs
+from .costs import Costs
 from .schedule import Schedule
 from .topology import Topology
 
@@ -62,7 +62,8 @@ def fused_s(
                 added[destination] = added.get(destination, 0) + nbytes
             ready = ready_of[source](pieces, finished_s)
             busy = [(link, nbytes / topology.bandwidths_bytes_per_s[link]) for link in route.links]
-            busy.append((-1 - source, costs.put_s * kernel.slices))
+            is_near = topology.nodes[source] == topology.nodes[destination]
+            busy.append((-1 - source, (costs.put_s if is_near else costs.send_s) * kernel.slices))
             for link, seconds in busy:
                 queue = queues.setdefault(link, [])
                 queue += [(at_s, seconds * scale / len(ready)) for at_s in ready]

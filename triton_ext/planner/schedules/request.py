@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...errors import PlanningError
 from .algorithms import NAMES
+from .costs import NONE, Costs, not_negative
 from .schedule import COLLECTIVES
 
 UNFUSED = "unfused"  # compute first, then the collective of a library
@@ -22,36 +22,9 @@ DTYPE_BYTES = {
 }  # fmt: skip
 
 
-def _not_negative(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value >= 0):
-        raise PlanningError(f"{name} is {value}; give 0 or more")
-
-
 def _one_of(what: str, name: str, names: tuple[str, ...]) -> None:
     if name not in names:
         raise PlanningError(f"{what}: no {name!r}; there are {', '.join(names)}")
-
-
-@dataclass(frozen=True)
-class Costs:
-    """What a collective costs besides latency and bandwidth of links.
-
-    put_s: of a sender, for each message. flag_s: of each step: the signal that follows the data, and the wait for it.
-    sum_bytes_per_s: at which a rank adds up what it was sent. Of the unfused path's library: library_call_s once,
-    library_step_s for each step.
-    """
-
-    put_s: float = 0.0
-    flag_s: float = 0.0
-    sum_bytes_per_s: float = math.inf
-    library_call_s: float = 0.0
-    library_step_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("put_s", "flag_s", "library_call_s", "library_step_s"):
-            _not_negative(name, getattr(self, name))
-        if not self.sum_bytes_per_s > 0:
-            raise PlanningError(f"sum_bytes_per_s is {self.sum_bytes_per_s}; give a positive number")
 
 
 class Measurement(NamedTuple):
@@ -76,7 +49,8 @@ class Request:
     executable: the schedules that the runtime can run, and "unfused" if the caller may do without the fused kernel,
     which then computes for unfused_compute_s (None: as long as the fused one). slices, orders: what the runtime can
     do: into how many messages to one peer it cuts a transfer (chunks, of a tree and a chain), and ORDERS.
-    root: of a broadcast. destinations: of a put, of each rank.
+    root: of a broadcast. destinations: of a put, of each rank. barred: schedules that are not executable for another
+    reason than that the runtime cannot run them, and the reasons.
 
     Raises PlanningError for numbers and names that cannot be.
     """
@@ -93,13 +67,16 @@ class Request:
     root: int = 0
     destinations: tuple[int | None, ...] = ()
     unfused_compute_s: float | None = None
-    costs: Costs = Costs()
+    costs: Costs = NONE
+    barred: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         _one_of("collective", self.collective, COLLECTIVES)
         _one_of("dtype", self.dtype, tuple(DTYPE_BYTES))
         for name in self.executable:
             _one_of("executable", name, SCHEDULES)
+        for name, _ in self.barred:
+            _one_of("barred", name, SCHEDULES)
         for order in self.orders:
             _one_of("orders", order, ORDERS)
         if self.tensor_bytes < 0 or self.tensor_bytes % self.item_bytes:
@@ -108,9 +85,9 @@ class Request:
             )
         if self.tiles < 1:
             raise PlanningError(f"tiles is {self.tiles}; a kernel has at least one")
-        _not_negative("tile_compute_s", self.tile_compute_s)
+        not_negative("tile_compute_s", self.tile_compute_s)
         if self.unfused_compute_s is not None:
-            _not_negative("unfused_compute_s", self.unfused_compute_s)
+            not_negative("unfused_compute_s", self.unfused_compute_s)
         if not self.slices or min(self.slices) < 1 or not self.orders or not self.group:
             raise PlanningError("slices (1 or more), orders and group: give at least one of each")
         if not 0 <= self.root < self.world:

@@ -32,7 +32,8 @@ from .stage import Rejection, Stages
 from .tables import Batch, Layout, Tables
 
 _BATCH = 8192  # plans costed at once
-_LAYOUTS = 24  # orders of device types searched at once
+_LAYOUTS = 6  # orders of device types searched at once
+_SAME = 24  # orders of device types that may give one plan, at most, of those kept
 # Cost, then what tells plans apart: stages, layout, micro-batches, group sizes, degrees, edges.
 _Candidate = tuple[float, int, int, int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
@@ -124,12 +125,12 @@ class _Search:
             for stages in range(1, most + 1)
         ]
         self._batches = [count for count in range(global_batch, 0, -1) if global_batch % count == 0]
-        self._sizes = sorted({size for each in self._groups for size in each.sizes})
+        self._sizes = sorted({size for each in self._groups for size in each.sizes} or {1})
         self._tables = self._next_tables(())
         self._counts = _Counts()
         self._best: list[_Candidate] = []
         # Orders of types can give the same plan.
-        self._keep = settings.keep * min(math.factorial(len(self._types)), _LAYOUTS)
+        self._keep = settings.keep * min(math.factorial(len(self._types)), _SAME)
 
     def run(self) -> SearchResult:
         complete = True
@@ -213,7 +214,7 @@ class _Search:
                 self._keep_best(batch.cost(edges, fits).sum(axis=0), choices, active[fits], edges)
             self._counts.tried += active.size
             active = choices.advance(active[balanced.attempts != 1])
-        self._counts.space += int(np.prod(choices.halvings + 1, axis=0).sum())
+        self._counts.space += int(np.prod(choices.halvings + 1.0, axis=0).sum())  # exact to 2^53
 
     def _valid(self, choices: _Choices, active: Ints) -> Ints:
         """The plans that can be balanced, each with its next valid strategy. A choice of groups and micro-batches ends
