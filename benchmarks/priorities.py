@@ -147,7 +147,7 @@ def draw(results: dict[str, list[dict[str, Any]]], png: Path) -> None:
         axis.axhline(0, color="grey", linewidth=0.8)
         axis.set_title(title.replace(", ", "\n"), fontsize=9)
     axes[0][0].set_ylabel("more computed with Crux, %")
-    figure.suptitle("Simulated: Crux against other policies; a point is a generated trace, a line the mean", fontsize=10)
+    figure.suptitle("Simulated: Crux against other policies; a point is a trace, a line the mean", fontsize=10)
     figure.tight_layout()
     figure.savefig(png, dpi=130)
 
