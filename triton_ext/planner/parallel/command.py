@@ -115,6 +115,8 @@ def _plan(
             if line:
                 console.print(line)
     console.print(report.rejected(result))
+    for line in () if found else report.hints(result, options.model_missing, planning.ALLOWED.keys() - options.allowed):
+        console.print(line)
     for note in (*result.notes, *notes):
         console.print(f"note: {note}", style="dim")
     if not found:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
@@ -180,6 +180,20 @@ def rejected(result: SearchResult) -> RenderableType:
         rules = ", ".join(f"{name} {count:,}" for name, count in sorted(result.pruned.items()) if count)
         parts.append(Text(f"left out, by rule: {rules}"))
     return Group(*parts)
+
+
+def hints(result: SearchResult, model_missing: bool, not_allowed: Iterable[str]) -> list[str]:
+    """What may help where there is no plan, by the reasons."""
+    codes = {reason.code for reason in result.rejected}
+    found = []
+    if not result.complete:
+        found.append("hint: a longer --time-limit")
+    if any(code.startswith("profile") for code in codes) and not model_missing:
+        found.append("hint: profile what is missing, or take it from a roofline with --modelled")
+    savers = sorted({"recompute", "shard-optimizer", "shard-parameters"} & set(not_allowed))
+    if "memory" in codes and result.algorithm != "metis" and savers:
+        found.append(f"hint: less memory with --allow {', --allow '.join(savers)}")
+    return found
 
 
 def unmeasured(best: CostedPlan) -> list[str]:
