@@ -39,7 +39,7 @@ _TRIED_INTERLEAVED = 30  # the same, where their order says little
 _NEAR = 1.1  # times what the first of them takes, by the search's own estimate
 _PRICED = 2  # of these, the first ones, and the best ones by their rough cost, are priced
 _ROUGH = 1.1  # if they are not more than this beyond the best plan: how far a rough cost may be too high
-_MOST = 2_000_000  # labels of one number of stages
+_MOST = 300_000  # labels of one number of stages
 _ALL = 50_000  # labels of one number of stages, where none is dominated
 
 
