@@ -212,6 +212,7 @@ def tell(title: str, rows: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="*", choices=("plans", "large", "oracle"), default=["plans"])
+    parser.add_argument("--time-limit", type=float, default=30.0, help="of our search, in seconds of wall time")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--json", type=Path, help="where to write the rows")
     given = parser.parse_args()
@@ -219,7 +220,7 @@ def main() -> None:
     tables = {}
     for name, cases in (("plans", CASES), ("large", LARGE_CASES)):
         if name in given.tables:
-            tables[name] = each(title, (quality(case, 30.0, given.processes) for case in cases))
+            tables[name] = each(title, (quality(case, given.time_limit, given.processes) for case in cases))
     if "oracle" in given.tables:
         tables["oracle"] = each("Against every plan", (against_oracle(case, 600.0) for case in ORACLE_CASES))
     if given.json:

@@ -91,7 +91,7 @@ class Pipeline:
     - a round trip for every k micro-batches, since only k are in flight;
     - all micro-batches over the links that leave it.
     Optimistic: a bound for every plan, of the fastest replica where a path may go through any, and links that carry
-    nothing else. Otherwise an estimate, of the slowest, with all transfers of a boundary at once, which finds good
+    nothing else. Otherwise an estimate, of the slowest, with the time of whole transfers, which finds good
     plans but proves nothing; it has a fourth column, the first stage's time, since two stages that wait for each
     other's transfers take a micro-batch each in the time of both.
     """
@@ -194,8 +194,10 @@ class Pipeline:
         near = (node == target) & self._inside[left] & self._inside[right]
         most = np.maximum(self._o.most[left], self._o.most[right])
         width = np.minimum(self._n.leaving[node], self._n.entering[target])
+        # Replicas that share a link fall out of step until their transfers follow each other: each waits for its own.
         # What one node of a wider group sends is its part of the samples.
         parts = np.where(self._inside[left] | self._inside[right], self._samples, most)
         with np.errstate(divide="ignore"):
+            own = np.where(near, most / self._n.fabric[node], most / width)
             busy = np.where(near, most / self._n.fabric[node], parts / width)
-        return sample_bytes * busy, sample_bytes * busy
+        return sample_bytes * own, sample_bytes * busy
