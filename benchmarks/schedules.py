@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -190,8 +191,8 @@ def worker() -> None:
     torch.manual_seed(rank)
     between_hosts = "two hosts" in settings["place"]
     records = []
-    for name, make_call in _cases(between_hosts):
-        record = _measured(make_call, settings["runs"], between_hosts)
+    for name, make in _cases(between_hosts):
+        record = _measured(make(), settings["runs"], between_hosts)
         records.append({"place": settings["place"], "case": name, **record})
         if rank == 0:
             print(markdown(records[-1:]).splitlines()[-1], flush=True)
@@ -206,25 +207,29 @@ def worker() -> None:
 MakeCall = Callable[..., tuple[Any, Callable[[], Any]]]
 
 
-def _cases(between_hosts: bool) -> list[tuple[str, MakeCall]]:
-    gemv = [(b, 8192, 8192) for b in (1, 2, 4, 8, 16)] + [(1, n, n) for n in (2048, 4096)]
-    found = [(f"gemv_all_reduce B {b}, N {n}, K {k}", _gemv(b, n, k)) for b, n, k in gemv]
+def _cases(between_hosts: bool) -> list[tuple[str, Callable[[], MakeCall]]]:
+    """Names, and what makes a case's tensors."""
+    found: list[tuple[str, Callable[[], MakeCall]]] = []
+    for b, n in [*((b, 8192) for b in (1, 2, 4, 8, 16)), (1, 2048), (1, 4096)]:
+        found.append((f"gemv_all_reduce B {b}, N {n}, K {n}", partial(_gemv, b, n, n)))
     if between_hosts:
-        found += [(f"gemm_all_to_all M 1024, N 1024, K {k}", _gemm(1024, 1024, k)) for k in (512, 1024, 2048)]
-        found.append(("embedding_all_to_all tables 64, samples 2048, D 64, lookups 32", _embedding(64, 2048, 64, 32)))
+        for k in (512, 1024, 2048):
+            found.append((f"gemm_all_to_all M 1024, N 1024, K {k}", partial(_gemm, 1024, 1024, k)))
+        name = "embedding_all_to_all tables 64, samples 2048, D 64, lookups 32"
+        found.append((name, partial(_embedding, 64, 2048, 64, 32)))
     return found
 
 
 def _gemv(batch: int, n: int, k: int) -> MakeCall:
+    import torch
+    import torch.distributed as dist
+
+    import triton_ext as tx
+    from triton_ext.ops import gemv
+
+    x, w = (torch.randn(rows, k // dist.get_world_size()) for rows in (batch, n))
+
     def make(**options: Any) -> tuple[Any, Callable[[], Any]]:
-        import torch
-        import torch.distributed as dist
-
-        import triton_ext as tx
-        from triton_ext.ops import gemv
-
-        torch.manual_seed(dist.get_rank())
-        x, w = (torch.randn(rows, k // dist.get_world_size()) for rows in (batch, n))
         plan = tx.all_reduce((batch, n), torch.float32, **options)
         return plan, lambda: gemv.run(x, w, plan)
 
@@ -232,15 +237,14 @@ def _gemv(batch: int, n: int, k: int) -> MakeCall:
 
 
 def _gemm(m: int, n: int, k: int) -> MakeCall:
+    import torch
+
+    import triton_ext as tx
+    from triton_ext.ops import gemm
+
+    a, b = torch.randn(m, k), torch.randn(k, n)
+
     def make(**options: Any) -> tuple[Any, Callable[[], Any]]:
-        import torch
-        import torch.distributed as dist
-
-        import triton_ext as tx
-        from triton_ext.ops import gemm
-
-        torch.manual_seed(dist.get_rank())
-        a, b = torch.randn(m, k), torch.randn(k, n)
         plan = tx.all_to_all((m, n), torch.float32, **options)
         return plan, lambda: gemm.run(a, b, plan)
 
@@ -248,16 +252,15 @@ def _gemm(m: int, n: int, k: int) -> MakeCall:
 
 
 def _embedding(tables: int, samples: int, dim: int, lookups: int, rows: int = 10_000) -> MakeCall:
+    import torch
+
+    import triton_ext as tx
+
+    weight, starts = torch.randn(tables * rows, dim), torch.arange(tables) * rows
+    indices = torch.randint(0, rows, (tables * samples * lookups,))
+    offsets = (torch.arange(tables * samples) * lookups).view(tables, samples)
+
     def make(**options: Any) -> tuple[Any, Callable[[], Any]]:
-        import torch
-        import torch.distributed as dist
-
-        import triton_ext as tx
-
-        torch.manual_seed(dist.get_rank())
-        weight, starts = torch.randn(tables * rows, dim), torch.arange(tables) * rows
-        indices = torch.randint(0, rows, (tables * samples * lookups,))
-        offsets = (torch.arange(tables * samples) * lookups).view(tables, samples)
         plan = tx.all_to_all((samples, tables, dim), torch.float32, split_dim=0, concat_dim=1, **options)
         return plan, lambda: tx.ops.embedding_all_to_all(weight, starts, indices, offsets, plan=plan)
 
