@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from triton_ext.errors import ClusterError
 from triton_ext.planner import cluster_file, measured_cluster, measurements
-from triton_ext.planner.measurements import Measurements, Point, RankFigures, Transfer, fit
+from triton_ext.planner.measurements import CollectiveTime, Measurements, Point, RankFigures, Transfer, fit
 
 SIZES = (8, 1 << 10, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
-GPU = RankFigures("a", "Some GPU (TM) 3000", 1, 16 << 30, 1e12, 2e12, 1e11)
+GPU = RankFigures("a", "Some GPU (TM) 3000", "Some-GPU-3000", 1, 16 << 30, 1e12, 2e12, 1e11)
 
 
 def points(latency_s, bandwidth_bytes_per_s):
@@ -55,9 +55,14 @@ def test_a_line_needs_points():
 
 def test_written_and_read_again(tmp_path):
     measured = group("aab", lambda a, b: (1e-6 * (a + 1), 1e9 * (b + 1)), lambda a, b: (2e-6, 5e8))
+    times = (CollectiveTime("all_reduce", 4096, 1e-3, 9e-4, 5), CollectiveTime("all_reduce", 8192, 2e-3, 1e-3, 5))
+    measured = dataclasses.replace(measured, collectives=times)
     measurements.dump(measured, tmp_path / "m.json")
     again = measurements.load(tmp_path / "m.json")
     assert again == measured
+    assert [(m.schedule, m.world, m.tensor_bytes, m.standalone_s) for m in again.unfused()] == [
+        ("unfused", 3, 4096, 1e-3), ("unfused", 3, 8192, 2e-3)
+    ]  # fmt: skip
     assert again.hosts == (("a", (0, 1)), ("b", (2,)))
     assert again.transfer(2, 0, load="all_pairs").line.bandwidth_bytes_per_s == pytest.approx(5e8, rel=1e-2)
     assert again.transfer(2, 0, "memory") is None
@@ -142,10 +147,10 @@ def test_devices_of_one_name_and_another_speed_are_of_another_type():
     peaks = [2e12, 1e12, 1.05e12, 2.1e12]
     ranks = [dataclasses.replace(GPU, bfloat16_flop_per_s=peak) for peak in peaks]
     cluster = measured_cluster.cluster(group("aaaa", lambda a, b: (1e-6, 1e9), ranks=ranks))
-    first, second = "Some-GPU-3000-1", "Some-GPU-3000-2"
+    first, second = "Some-GPU-3000.1", "Some-GPU-3000.2"
     assert [device.type for device in cluster.devices] == [first, second, second, first]
     assert cluster.device_type(first).peak_flop_per_s == pytest.approx(2.05e12)
-    ranks[1:3] = [dataclasses.replace(GPU, device="another") for _ in range(2)]
+    ranks[1:3] = [dataclasses.replace(GPU, device_type="another") for _ in range(2)]
     cluster = measured_cluster.cluster(group("aaaa", lambda a, b: (1e-6, 1e9), ranks=ranks))
     assert [device.type for device in cluster.devices] == ["Some-GPU-3000", "another", "another", "Some-GPU-3000"]
 

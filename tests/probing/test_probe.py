@@ -15,8 +15,9 @@ from distributed.harness import run, run_on_hosts
 from emulation import require_hosts
 from triton_ext.cli import app
 from triton_ext.errors import ProbeError
-from triton_ext.planner import cluster_file, measured_cluster, measurements
-from triton_ext.probing import devices, measure, messages
+from triton_ext.planner import cluster_file, measured_cluster, measurements, presets
+from triton_ext.planner.schedules import UNFUSED, Request, choose
+from triton_ext.probing import collectives, devices, measure, messages
 
 
 def probe(rank, tell, quick):
@@ -24,17 +25,23 @@ def probe(rank, tell, quick):
         messages.SIZES, messages._PER_SIZE_S, messages._REPETITIONS = messages.SIZES[:6], 0.005, (2, 8)
         messages._LOADED_S, devices._SECONDS = 0.01, 0.01
         devices._LARGEST["cpu"] = 512
+        collectives._SIZES, collectives._REPETITIONS = collectives._SIZES[:3], (2, 3)
     steps = []
     measured = measure.measure(torch.device("cpu"), dist.group.WORLD, lambda *step: steps.append(step))
     assert all(0 <= done <= of for _, done, of in steps)
     return measured
 
 
+def flat(world):
+    """A cluster of as many devices on one node."""
+    return presets.cluster({"A100-40": world}, devices_per_node=world)
+
+
 def pairs(world):
     return [(a, b) for a in range(world) for b in range(world) if a != b]
 
 
-@pytest.mark.parametrize("world", [1, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))])
+@pytest.mark.parametrize("world", [1, 2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4))])
 def test_ranks_of_one_host(world, tmp_path):
     measured, *others = run(world, probe, True)
     assert all(other == measured for other in others)  # known to all
@@ -49,7 +56,15 @@ def test_ranks_of_one_host(world, tmp_path):
     for load in ("alone", "all_pairs"):
         found = [t for t in measured.transfers if (t.transport, t.load) == ("memory", load)]
         assert [(t.source, t.destination) for t in found] == pairs(world)
+    kinds = measure._COLLECTIVES if world > 1 else ()
+    assert tuple(dict.fromkeys(each.collective for each in measured.collectives)) == kinds
+    for point in measured.unfused():
+        request = Request(point.collective, point.tensor_bytes, "float32", 4, 1e-4, tuple(range(world)))
+        decision = choose(request, flat(world), measured=measured.unfused())
+        unfused = [candidate for candidate in decision.candidates if candidate.choice.schedule == UNFUSED]
+        assert unfused[0].standalone_s == point.standalone_s and unfused[0].basis.startswith("measured")
     for rank in measured.ranks:
+        assert rank.device_type == "cpu" and rank.device and rank.threads == 1
         assert rank.memory_bytes > 1 << 28 and rank.float32_flop_per_s > 1e8 and rank.bfloat16_flop_per_s > 1e7
         assert rank.memory_bandwidth_bytes_per_s > 1e8
     for transport in ("messages", "memory"):
@@ -57,6 +72,7 @@ def test_ranks_of_one_host(world, tmp_path):
         assert len(cluster_file.load(tmp_path / "c.yaml").devices) == world
 
 
+@pytest.mark.slow
 def test_two_ranks_on_each_of_two_hosts():
     require_hosts()
     measured, *_ = run_on_hosts(2, 2, probe, True, rate="1gbit")
@@ -72,13 +88,17 @@ def test_two_ranks_on_each_of_two_hosts():
 @pytest.mark.slow
 @pytest.mark.parametrize(("rate", "bytes_per_s"), [("1gbit", 125e6), ("100mbit", 12.5e6)])
 def test_a_link_of_known_rate(rate, bytes_per_s):
-    """Within a tenth: headers of TCP, IP and Ethernet take 4.4 % of it."""
+    """Within a tenth: headers of TCP, IP and Ethernet take 4.4 % of it. A machine that is busy with something else
+    carries less: one of three measurements must find it quiet enough."""
     require_hosts()
-    measured, *_ = run_on_hosts(2, 1, probe, False, rate=rate)
-    cluster = measured_cluster.cluster(measured)
-    for a, b in ((0, 1), (1, 0)):
-        assert measured.transfer(a, b).line.bandwidth_bytes_per_s == pytest.approx(bytes_per_s, rel=0.1)
-        assert cluster.bandwidth_bytes_per_s(a, b) == pytest.approx(bytes_per_s, rel=0.1)
+    for _ in range(3):
+        measured, *_ = run_on_hosts(2, 1, probe, False, rate=rate)
+        cluster = measured_cluster.cluster(measured)
+        found = [measured.transfer(a, b).line.bandwidth_bytes_per_s for a, b in ((0, 1), (1, 0))]
+        found += [cluster.bandwidth_bytes_per_s(a, b) for a, b in ((0, 1), (1, 0))]
+        if found == pytest.approx([bytes_per_s] * 4, rel=0.1):
+            return
+    raise AssertionError(f"{found} bytes/s on links of {rate}")
 
 
 def silent(rank, tell):

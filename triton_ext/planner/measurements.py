@@ -18,7 +18,8 @@ from pydantic import Field
 
 from ..errors import ClusterError
 from . import documents
-from .documents import Count, Entry, Positive
+from .documents import Count, Entry, Name, Positive
+from .schedules import UNFUSED, Measurement
 
 Transport = Literal["messages", "memory"]  # torch.distributed's send and recv; stores to the peer's memory
 Load = Literal["alone", "both_ways", "all_pairs"]  # what else is on the way at the same time
@@ -65,11 +66,12 @@ class Transfer:
 class RankFigures:
     """A rank: its host, its device, and what that does while all ranks are at it.
 
-    memory_bytes is what one rank can use: of a host's memory, its share.
+    device_type: as `triton-ext profile` names it. memory_bytes is what one rank can use: of a host's memory, its share.
     """
 
     host: str
     device: str
+    device_type: str
     threads: int
     memory_bytes: int
     float32_flop_per_s: float
@@ -78,12 +80,30 @@ class RankFigures:
 
 
 @dataclass(frozen=True)
+class CollectiveTime:
+    """A library's collective over the whole group: the median of `repetitions`, and the fastest one; `tensor_bytes` as
+    `schedules.Request` has them."""
+
+    collective: str
+    tensor_bytes: int
+    seconds: float
+    fastest_s: float
+    repetitions: int
+
+
+@dataclass(frozen=True)
 class Measurements:
-    """Of one group: its ranks in order, and the transfers between them."""
+    """Of one group: its ranks in order, the transfers between them, and the collectives of all of them."""
 
     backend: str
     ranks: tuple[RankFigures, ...]
     transfers: tuple[Transfer, ...]
+    collectives: tuple[CollectiveTime, ...] = ()
+
+    def unfused(self) -> tuple[Measurement, ...]:
+        """The collectives as what `schedules.choose` takes in place of its model of the unfused path."""
+        world = len(self.ranks)
+        return tuple(Measurement(c.collective, UNFUSED, world, c.tensor_bytes, c.seconds) for c in self.collectives)
 
     def transfer(
         self, source: int, destination: int, transport: Transport = "messages", load: Load = "alone"
@@ -127,7 +147,9 @@ def dump(measurements: Measurements, path: Path) -> None:
     """Write measurements so that `load` gives them back, each transfer with its fitted line for whoever reads it."""
     transfers = [{**dataclasses.asdict(t), "line": dataclasses.asdict(t.line)} for t in measurements.transfers]
     ranks = [dataclasses.asdict(rank) for rank in measurements.ranks]
+    collectives = [dataclasses.asdict(each) for each in measurements.collectives]
     data = {"format": 1, "backend": measurements.backend, "ranks": ranks, "transfers": transfers}
+    data |= {"collectives": collectives}
     path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
@@ -148,7 +170,9 @@ def load(path: Path) -> Measurements:
                 f"{path}: transfers[{number}]: from {transfer.source} to {transfer.destination}, of "
                 f"{len(document.ranks)} ranks"
             )
-    return Measurements(document.backend, tuple(RankFigures(**r.model_dump()) for r in document.ranks), transfers)
+    ranks = tuple(RankFigures(**rank.model_dump()) for rank in document.ranks)
+    collectives = tuple(CollectiveTime(**each.model_dump()) for each in document.collectives)
+    return Measurements(document.backend, ranks, transfers, collectives)
 
 
 _Index = Annotated[int, Field(ge=0)]
@@ -179,6 +203,7 @@ class _Transfer(Entry):
 class _Rank(Entry):
     host: str
     device: str
+    device_type: Name
     threads: Count
     memory_bytes: Count
     float32_flop_per_s: Positive
@@ -186,8 +211,17 @@ class _Rank(Entry):
     memory_bandwidth_bytes_per_s: Positive
 
 
+class _CollectiveTime(Entry):
+    collective: Name
+    tensor_bytes: Count
+    seconds: Positive
+    fastest_s: Positive
+    repetitions: Count
+
+
 class _Document(Entry):
     format: Literal[1]
     backend: str
     ranks: Annotated[list[_Rank], Field(min_length=1)]
     transfers: list[_Transfer]
+    collectives: list[_CollectiveTime] = Field(default_factory=list)

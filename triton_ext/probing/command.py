@@ -92,7 +92,9 @@ def _probe(output: Path, measurements: Path, fabric: Fabric) -> None:
                 measurements_file.dump(measured, measurements)
             except OSError as error:
                 raise ProbeError(f"the files cannot be written: {error}") from None
-            console.print(report.ranks(measured), report.transfers(measured))
+            console.print(report.ranks(measured))
+            if len(measured.ranks) > 1:
+                console.print(report.transfers(measured), report.collectives(measured))
             _notes(console, measured, cluster, (output, measurements))
     finally:
         dist.destroy_process_group()

@@ -10,18 +10,20 @@ import torch
 import torch.distributed as dist
 
 from ..errors import PlanError, ProbeError
-from ..planner.measurements import Load, Measurements, Point, RankFigures, Transfer, Transport
+from ..planner.measurements import CollectiveTime, Load, Measurements, Point, RankFigures, Transfer, Transport
 from ..runtime.groups import ProcessRanks
 from ..runtime.memory import host_of
-from . import devices
+from . import collectives, devices
 from .messages import Messenger
 from .stores import Storer
+
+_COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 
 Progress = Callable[[str, int, int], None]  # what is measured, how many steps are done, of how many
 
 
 def measure(device: torch.device, control: dist.ProcessGroup, progress: Progress) -> Measurements:
-    """Measure the default group: its ranks' devices, and transfers between all of them. Collective.
+    """Measure the default group: its ranks' devices, transfers between all of them, and their collectives. Collective.
 
     `control` is the same ranks over gloo. Raises ProbeError if a rank does not answer in the group's timeout.
     """
@@ -33,11 +35,15 @@ def measure(device: torch.device, control: dist.ProcessGroup, progress: Progress
         transfers = _messages(device, control, progress)
         if all(kind == "cpu" for kind in group.exchange(device.type)):
             transfers += _stores(group, progress)
+        times: list[CollectiveTime] = []
+        for number, name in enumerate(_COLLECTIVES if group.size > 1 else ()):
+            progress(name, number, len(_COLLECTIVES))
+            times += collectives.measure(name, device, group)
         gathered = [transfer for part in group.exchange(transfers) for transfer in part]
     except (RuntimeError, PlanError) as error:
         raise ProbeError(f"rank {group.rank} of {group.size}: a rank did not answer: {error}") from error
     gathered.sort(key=lambda t: (t.transport, t.load, t.source, t.destination))
-    return Measurements(dist.get_backend(), tuple(ranks), tuple(gathered))
+    return Measurements(dist.get_backend(), tuple(ranks), tuple(gathered), tuple(times))
 
 
 def _host_names(group: ProcessRanks) -> list[str]:
@@ -62,7 +68,8 @@ def _figures(device: torch.device, group: ProcessRanks, hosts: list[str]) -> lis
     host = hosts[group.rank]
     memory = devices.memory_bytes(device, hosts.count(host))
     threads = torch.get_num_threads()
-    return group.exchange(RankFigures(host, devices.device_name(device), threads, memory, float32, bfloat16, bandwidth))
+    names = devices.device_name(device), devices.device_type(device)
+    return group.exchange(RankFigures(host, *names, threads, memory, float32, bfloat16, bandwidth))
 
 
 def _messages(device: torch.device, control: dist.ProcessGroup, progress: Progress) -> list[Transfer]:

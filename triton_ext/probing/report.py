@@ -74,6 +74,26 @@ def transfers(measured: Measurements) -> Table:
     return table
 
 
+def collectives(measured: Measurements) -> Table:
+    """One row for each collective, one column for each size."""
+    sizes = sorted({each.tensor_bytes for each in measured.collectives})
+    table = Table(title=f"Collectives of all ranks ({measured.backend}): ms, by bytes of a rank's tensor")
+    table.add_column("")
+    for size in sizes:
+        table.add_column(_bytes(size), justify="right")
+    for name in dict.fromkeys(each.collective for each in measured.collectives):
+        by_size = {each.tensor_bytes: each.seconds for each in measured.collectives if each.collective == name}
+        table.add_row(name, *(_number(by_size[size] * 1e3) if size in by_size else "" for size in sizes))
+    return table
+
+
+def _bytes(size: int) -> str:
+    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.3g} {name}"
+    return f"{size} B"
+
+
 def _latency(measured: Measurements, pairs: Iterable[tuple[int, int]], transport: Transport, load: Load) -> str:
     lines = [t.line for pair in pairs if (t := measured.transfer(*pair, transport, load)) is not None]
     return _number(statistics.median(line.latency_s for line in lines) * 1e6) if lines else ""

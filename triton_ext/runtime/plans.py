@@ -30,7 +30,7 @@ from .groups import Group, ThreadRanks
 from .memory import MemoryRegion, SymmetricMemory, host_of
 from .segment import SIGNALS, WAITED_FOR, Segment
 from .shipment import Traffic
-from .watch import Peers, Watch, watch_for
+from .watch import Peers, Watch, stop_watches, watch_for
 
 _DTYPES = {
     torch.float32: "fp32",
@@ -44,6 +44,8 @@ _DTYPES = {
     torch.uint8: "uint8",
 }
 _FREED = 100  # STATUS of a plan that was freed; not a kernel's code
+_FORKED = 101  # likewise, of a parent's plan in a forked child
+_ENDED = {_FREED: "that was freed", _FORKED: "of the process that this one was forked from"}
 
 
 class PlanArguments(NamedTuple):
@@ -141,7 +143,8 @@ class _State:
     def result(self) -> torch.Tensor:
         self.check()
         if self.memory is None:
-            raise PlanError(f"this {self.collective} plan was freed: its result is gone")
+            ended = _ENDED[self.word(abi.STATUS)]
+            raise PlanError(f"this is a {self.collective} plan {ended}: its result is gone")
         if self.word(abi.EPOCH) == 0:
             raise PlanError(f"this {self.collective} plan has not run yet: launch a kernel with it first")
         return self.view_of_result()
@@ -216,9 +219,9 @@ class _State:
     def check(self) -> None:
         """Raise what went wrong in a run, or after free()."""
         status = self.word(abi.STATUS)
-        if status == _FREED:
+        if status in _ENDED:
             if self.word(abi.BASE) != self.programs_at_free:
-                raise PlanError(f"a kernel ran with a {self.collective} plan that was freed: it did nothing")
+                raise PlanError(f"a kernel ran with a {self.collective} plan {_ENDED[status]}: it did nothing")
         elif status:
             raise self._failure(status)
 
@@ -282,11 +285,23 @@ class _State:
         if self.memory is None:
             return
         self.leave()
+        self._disarm(_FREED)
+
+    def disown(self) -> None:
+        """In a forked child: the plan stays the parent's, and its peers notice nothing of the child."""
+        if self.traffic is not None:
+            for connection in self.traffic.connections.values():
+                connection.socket.close()  # or peers would not see the parent end
+            self.traffic = None
+        if self.words is not None and self.memory is not None:  # the table on a GPU is out of a child's reach
+            self._disarm(_FORKED)
+
+    def _disarm(self, status: int) -> None:
+        """Make what a kernel would still read harmless: no shape, no peers, no address."""
         self.programs_at_free = self.word(abi.BASE)
-        # What a kernel would still read is made harmless: no shape, no peers, no address.
         for word in (abi.WORLD, abi.DESTINATION_END, *range(abi.SHAPE, abi.SHAPE + abi.MAX_DIMS)):
             self.table[word] = 0
-        self.table[abi.STATUS] = _FREED
+        self.table[abi.STATUS] = status
         self.signals = None
         self.memory = None
         self.peers.close()
@@ -307,6 +322,8 @@ def _leave_all() -> None:
     for state in list(_live):
         state.leave()
     proxy.finish(groups.timeout_s())
+    proxy.stop()
+    stop_watches()
 
 
 def free_all(owner: ThreadRanks | None) -> None:
@@ -316,7 +333,13 @@ def free_all(owner: ThreadRanks | None) -> None:
             state.free()
 
 
+def _disown_all() -> None:
+    for state in list(_live):
+        state.disown()
+
+
 atexit.register(_leave_all)
+os.register_at_fork(after_in_child=_disown_all)
 
 
 class _Agreement(NamedTuple):
@@ -518,7 +541,7 @@ def _build(
     )
     _live.add(plan._state)
     if traffic:
-        weakref.finalize(plan._state, _drop, traffic).atexit = False
+        weakref.finalize(plan._state, _drop, traffic, os.getpid()).atexit = False
     watch.add(plan._state)
     if device.type == "cpu" and _after_launch not in knobs.runtime.launch_exit_hook.calls:
         knobs.runtime.launch_exit_hook.add(_after_launch)
@@ -578,9 +601,10 @@ def _table(
     return table
 
 
-def _drop(traffic: Traffic) -> None:
+def _drop(traffic: Traffic, pid: int) -> None:
     """A plan is no longer referred to: nobody waits, but what it has for other hosts goes there."""
-    proxy.proxy().retire(traffic, groups.timeout_s())
+    if os.getpid() == pid:
+        proxy.proxy().retire(traffic, groups.timeout_s())
 
 
 def _device(group: Group, device: torch.device | str | None) -> torch.device:

@@ -57,3 +57,11 @@ def shutdown() -> None:
     if _owns_group and dist.is_initialized():
         dist.destroy_process_group()
     _owns_group = False
+
+
+def _forget() -> None:
+    global _owns_group
+    _owns_group = False  # a forked child's process group is its parent's
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -17,6 +17,7 @@ from .shipment import Traffic
 # often at first, then ever more rarely, since the thread that launches may have to wait for a core.
 _LOOK_S, _LOOK_AGAIN_S, _LOOK_GROWTH, _LONGEST_LOOK_S = 2e-4, 5e-3, 1.2, 5.0
 _BUSY_S = 1e-3  # how often a connection that took no more is tried again
+_STOP_S = 5.0
 _CLOSING_S = 1.0  # for a peer to end its side, too
 
 
@@ -32,6 +33,7 @@ class Proxy:
         self._traffics: list[Traffic] = []
         self._retiring: dict[Traffic, float] = {}  # and until when
         self._closing: dict[Traffic, float] = {}
+        self._ends = False
         self._look_s = _LONGEST_LOOK_S  # until the next look for a run that begins; at the longest, there is none
         self._thread = threading.Thread(target=self._run, name="triton_ext proxy", daemon=True)
         self._thread.start()
@@ -75,8 +77,22 @@ class Proxy:
         while self._closing and time.monotonic() < deadline:
             time.sleep(_BUSY_S)
 
+    def stop(self) -> None:
+        """End the thread: before the interpreter does it, wherever it is, in C++ of torch, too, which aborts."""
+        self._ends = True
+        self.wake()
+        self._thread.join(_STOP_S)
+        knobs.runtime.launch_enter_hook.remove(self._launched)
+
+    def disown(self) -> None:
+        """In a forked child: the thread, the bell and the connections are the parent's."""
+        knobs.runtime.launch_enter_hook.remove(self._launched)
+        native_code().wake_by_bell(-1)
+        self._epoll.close()
+        os.close(self._bell)
+
     def _run(self) -> None:
-        while True:
+        while not self._ends:
             with self._lock:
                 for traffic in self._traffics:
                     if traffic not in self._closing and traffic.pump():
@@ -146,9 +162,20 @@ def finish(timeout_s: float) -> None:
         _proxy.wait_until_closed()
 
 
+def stop() -> None:
+    """At the end of a process, behind finish()."""
+    global _proxy
+    with _proxy_lock:
+        if _proxy is not None:
+            _proxy.stop()
+            _proxy = None
+
+
 def _forget() -> None:
     global _proxy, _proxy_lock
-    _proxy, _proxy_lock = None, threading.Lock()  # a forked child has no proxy thread
+    if _proxy is not None:
+        _proxy.disown()
+    _proxy, _proxy_lock = None, threading.Lock()
 
 
 os.register_at_fork(after_in_child=_forget)

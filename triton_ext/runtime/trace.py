@@ -46,11 +46,15 @@ class Trace:
         knobs.runtime.launch_exit_hook.add(self._leave)
         pool.record(self)
 
-    def stop(self) -> None:
-        """Stop recording, and write the file."""
+    def end(self) -> None:
+        """Stop recording."""
         pool.record(None)
         knobs.runtime.launch_enter_hook.remove(self._enter)
         knobs.runtime.launch_exit_hook.remove(self._leave)
+
+    def stop(self) -> None:
+        """Stop recording, and write the file."""
+        self.end()
         taken, capacity = int(self._buffer[1]), int(self._buffer[0])
         programs = self._buffer[2:].reshape(-1, _RECORD_WORDS)[: min(taken, capacity)]
         is_wait = programs[:, 5] != 0
@@ -137,4 +141,13 @@ def stop() -> None:
         trace.stop()
 
 
+def _forget() -> None:
+    """In a forked child: the file is the parent's."""
+    global _trace
+    if _trace is not None:
+        _trace.end()
+        _trace = None
+
+
 atexit.register(stop)
+os.register_at_fork(after_in_child=_forget)

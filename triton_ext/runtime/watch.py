@@ -15,6 +15,7 @@ import torch
 from ..backends.cpu import ranges
 
 _TICK_S = 0.02
+_STOP_S = 5.0
 
 
 class Watched(Protocol):
@@ -33,11 +34,13 @@ class Watch:
         self._watched: weakref.WeakSet[Watched] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._ends = threading.Event()
 
     def add(self, watched: Watched) -> None:
         with self._lock:
             self._watched.add(watched)
             if self._thread is None:
+                self._ends.clear()
                 self._thread = threading.Thread(target=self._run, name="triton_ext watch", daemon=True)
                 self._thread.start()
 
@@ -48,13 +51,19 @@ class Watch:
             clock[0] = int((time.monotonic() - start) * 1000) + 1
             with self._lock:
                 watched = list(self._watched)
-                if not watched:
+                if not watched or self._ends.is_set():
                     self._thread = None
                     return
             for each in watched:
                 each.look()
             del watched, each
-            time.sleep(_TICK_S)
+            self._ends.wait(_TICK_S)
+
+    def stop(self) -> None:
+        """End the thread. The next add() starts another one."""
+        self._ends.set()
+        if thread := self._thread:
+            thread.join(_STOP_S)
 
 
 _watches: dict[str, Watch] = {}
@@ -65,6 +74,12 @@ def watch_for(device: torch.device) -> Watch:
     """The watch of this process for plans on a kind of device."""
     with _watches_lock:
         return _watches.setdefault(device.type, Watch(device))
+
+
+def stop_watches() -> None:
+    """Before the interpreter ends: it would end their threads wherever they are, in C++ of torch, too, which aborts."""
+    for watch in list(_watches.values()):
+        watch.stop()
 
 
 def _forget() -> None:

@@ -257,5 +257,5 @@ def _places_of(plan: Plan, name: str, rank: int) -> list[Place]:
         about = (region.unit_bytes, True, is_output, region.shape, region.words, region.per_run)
         places.append(Place(f"{region.name} of {name}", rank, region.address, content, *about))
     clock = state.watch.clock_ms
-    places.append(Place("clock", rank, clock.data_ptr(), _bytes(clock)))
+    places.append(Place("clock", rank, clock.data_ptr(), _bytes(clock), 8, True))
     return places

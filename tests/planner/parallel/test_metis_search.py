@@ -252,6 +252,12 @@ def test_prunes_are_counted():
     assert loose.best.cost.total_ms <= strict.best.cost.total_ms
 
 
+def test_a_prune_that_leaves_nothing():
+    result = search(metis_profiles(), cluster((A,) * 4), 8, MetisSettings(min_group_scale_variance=5.0))
+    assert result.best is None and result.complete and result.rejected == ()
+    assert result.pruned["min_group_scale_variance"] > 0
+
+
 def test_the_time_limit_ends_with_the_best_so_far():
     model, machines = metis_profiles(), cluster(*[(A,) * 8] * 2)
     result = search(model, machines, 64, MetisSettings(time_limit_s=1e-9))

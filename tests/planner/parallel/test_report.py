@@ -2,6 +2,7 @@
 
 import dataclasses
 import struct
+import sys
 
 import pytest
 from rich.console import Console
@@ -138,6 +139,19 @@ def test_reasons_are_counted_most_frequent_first():
     assert text(report.rejected(SearchResult("ours", (), 0))).strip() == ""
 
 
+def test_hints_follow_from_the_reasons():
+    def hints(*codes, algorithm="ours", complete=True, **options):
+        result = SearchResult(algorithm, (), 0, tuple(Rejected(code, 1, "") for code in codes), complete=complete)
+        return report.hints(result, **{"model_missing": False, "not_allowed": ("recompute",)} | options)
+
+    assert hints("samples") == []
+    assert hints("profile-tp") == ["hint: profile what is missing, or take it from a roofline with --modelled"]
+    assert hints("profile", model_missing=True) == []
+    assert hints("memory") == ["hint: less memory with --allow recompute"]
+    assert hints("memory", not_allowed=()) == hints("memory", algorithm="metis") == []
+    assert hints("samples", complete=False) == ["hint: a longer --time-limit"]
+
+
 def test_what_was_not_measured():
     plan = dataclasses.replace(
         COSTED, interpolated=("A100-40 tp 1 micro-batch 3",), modelled=("P100-16 tp 1 micro-batch 1",)
@@ -187,3 +201,9 @@ def test_a_picture_that_cannot_be_written(tmp_path):
     plan = even(2)
     with pytest.raises(PlanningError, match="the picture cannot be written"):
         gantt.draw(plan, simulate(plan, CLUSTER, profiles()), CLUSTER, tmp_path / "none" / "g.png")
+
+
+def test_without_matplotlib(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(PlanningError, match=r"pip install 'triton-ext\[bench\]'"):
+        gantt.draw(even(2), simulate(even(2), CLUSTER, profiles()), CLUSTER, tmp_path / "g.png")

@@ -36,9 +36,10 @@ _ROUND = 8  # choices that are handled with the same best plan
 _BEAM = 3
 _TRIED = 8  # plans of a beam search, or of a bound, whose cost is computed roughly
 _TRIED_INTERLEAVED = 30  # the same, where their order says little
-_PRICED = 2  # of these, the best are priced
-_ROUGH = 1.05  # if they are not more than this beyond the best plan: how far a rough cost may be too high
-_MOST = 2_000_000  # labels of one number of stages
+_NEAR = 1.1  # times what the first of them takes, by the search's own estimate
+_PRICED = 2  # of these, the first ones, and the best ones by their rough cost, are priced
+_ROUGH = 1.1  # if they are not more than this beyond the best plan: how far a rough cost may be too high
+_MOST = 300_000  # labels of one number of stages
 _ALL = 50_000  # labels of one number of stages, where none is dominated
 
 
@@ -209,9 +210,14 @@ class _Worker:
         """The most promising of some plans, with their cost."""
         outcome = _Outcome()
         tried = _TRIED_INTERLEAVED if self.settings.schedule == "interleaved" else _TRIED
-        plans = [self._plan(prepared, candidate) for candidate in found[:tried]]
+        near = [candidate for candidate in found[:tried] if candidate.total_s <= _NEAR * found[0].total_s]
+        plans = [self._plan(prepared, candidate) for candidate in near]
         rough = sorted((self.problem.rough_s(plan), number) for number, plan in enumerate(plans))
-        for rough_s, number in rough[:_PRICED]:
+        # Rough costs are too high where links are busy, the search's own estimates may be wrong either way.
+        chosen = [
+            (rough_s, number) for place, (rough_s, number) in enumerate(rough) if place < _PRICED or number < _PRICED
+        ]
+        for rough_s, number in chosen:
             if rough_s < _ROUGH * best_s or math.isinf(rough_s):  # inf: it has a reason, which is counted
                 self._take(outcome, plans[number])
         return outcome

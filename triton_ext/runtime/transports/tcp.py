@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import secrets
+import selectors
 import socket
 import struct
 import time
+from typing import cast
 
 from ...errors import PlanError
 from ..groups import Group, ThreadRanks, timeout_s
@@ -19,9 +22,9 @@ _GET_ADDRESS = 0x8915  # SIOCGIFADDR
 def connect(group: Group, peers: list[int]) -> dict[int, socket.socket]:
     """A connection to each peer, not blocking; `peers` is symmetric among ranks. Collective.
 
-    Raises PlanError, on every rank, if one cannot reach another within TRITON_EXT_TIMEOUT_S.
+    Raises PlanError, on every rank, if one cannot reach another within half of TRITON_EXT_TIMEOUT_S: for the other
+    half, those that have reached all of theirs wait to hear of it.
     """
-    deadline = time.monotonic() + timeout_s()
     connections: dict[int, socket.socket] = {}
     problem, listener, offer = None, None, None
     try:
@@ -32,14 +35,14 @@ def connect(group: Group, peers: list[int]) -> dict[int, socket.socket]:
         problem = f"rank {group.rank} cannot listen for other hosts: {error}"
     try:
         offers = group.exchange(offer)
+        deadline = time.monotonic() + timeout_s() / 2
         try:
             for peer in peers if listener else ():
                 if peer > group.rank and offers[peer] is not None:
                     host, port, token = offers[peer]
                     connections[peer] = socket.create_connection((host, port), _left(deadline))
                     connections[peer].sendall(_HELLO.pack(token, group.rank))
-            while listener and len(connections) < len(peers):
-                listener.settimeout(_left(deadline))
+            if listener:
                 _accept(listener, offer[2] if offer else b"", peers, connections, deadline)
         except OSError as error:
             missing = [peer for peer in peers if peer not in connections]
@@ -61,17 +64,39 @@ def connect(group: Group, peers: list[int]) -> dict[int, socket.socket]:
 def _accept(
     listener: socket.socket, token: bytes, peers: list[int], connections: dict[int, socket.socket], deadline: float
 ) -> None:
-    """Take one connection; a stranger's is closed."""
-    connection, _ = listener.accept()
-    connection.settimeout(_left(deadline))
-    hello = b""
-    while len(hello) < _HELLO.size and (more := connection.recv(_HELLO.size - len(hello))):
-        hello += more
-    said, peer = _HELLO.unpack(hello) if len(hello) == _HELLO.size else (b"", -1)
-    if secrets.compare_digest(said, token) and peer in peers and peer not in connections:
-        connections[peer] = connection
-    else:
-        connection.close()
+    """Take connections until all peers have one. Those of strangers are closed, and keep nobody waiting."""
+    hellos: dict[socket.socket, bytes] = {}  # what they have said so far, of those who are not known yet
+    listener.setblocking(False)
+    with selectors.DefaultSelector() as selector:
+        selector.register(listener, selectors.EVENT_READ)
+        try:
+            while len(connections) < len(peers):
+                for key, _ in selector.select(_left(deadline)):
+                    if key.fileobj is listener:
+                        with contextlib.suppress(BlockingIOError, ConnectionAbortedError):  # it is gone again
+                            connection, _ = listener.accept()
+                            connection.setblocking(False)
+                            hellos[connection] = b""
+                            selector.register(connection, selectors.EVENT_READ)
+                        continue
+                    connection = cast(socket.socket, key.fileobj)
+                    try:
+                        more = connection.recv(_HELLO.size - len(hellos[connection]))
+                    except ConnectionError:
+                        more = b""
+                    hellos[connection] += more
+                    if more and len(hellos[connection]) < _HELLO.size:
+                        continue
+                    selector.unregister(connection)
+                    hello = hellos.pop(connection)
+                    said, peer = _HELLO.unpack(hello) if len(hello) == _HELLO.size else (b"", -1)
+                    if secrets.compare_digest(said, token) and peer in peers and peer not in connections:
+                        connections[peer] = connection
+                    else:
+                        connection.close()
+        finally:
+            for connection in hellos:
+                connection.close()
 
 
 def _left(deadline: float) -> float:

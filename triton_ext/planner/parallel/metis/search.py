@@ -125,7 +125,7 @@ class _Search:
             for stages in range(1, most + 1)
         ]
         self._batches = [count for count in range(global_batch, 0, -1) if global_batch % count == 0]
-        self._sizes = sorted({size for each in self._groups for size in each.sizes})
+        self._sizes = sorted({size for each in self._groups for size in each.sizes} or {1})
         self._tables = self._next_tables(())
         self._counts = _Counts()
         self._best: list[_Candidate] = []

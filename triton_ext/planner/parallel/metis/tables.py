@@ -26,7 +26,6 @@ class Layout:
 
     def __init__(self, cluster: Cluster, order: Sequence[str], bandwidths: Bandwidths) -> None:
         devices = [device for name in order for device in cluster.devices if device.type == name]
-        self.order = tuple(order)
         self._all_reduce: dict[tuple[int, int, int], float] = {}
         self.devices = tuple(device.index for device in devices)
         self.types = tuple(device.type for device in devices)
