@@ -5,7 +5,9 @@ import json
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
+from triton_ext.cli import app
 from triton_ext.errors import PlanningError
 from triton_ext.planner.parallel import profile_files
 from triton_ext.training import profiler
@@ -160,6 +162,19 @@ def test_a_degree_that_does_not_divide_the_model_is_named():
 def test_what_cannot_be_measured_is_refused(wrong, message):
     with pytest.raises(PlanningError, match=message):
         Task(TRANSFORMER, SMALL, **wrong)
+
+
+def test_the_command_writes_files_and_says_what_is_left_out(tmp_path):
+    arguments = [f"{name}={value}" for name, value in SMALL.items()]
+    options = ["--tp", "1,2", "--samples", "1,2", "--repeats", "1", "--device", "cpu", "-o", str(tmp_path)]
+    result = CliRunner().invoke(app, ["profile", TRANSFORMER, *arguments, *options])
+    assert result.exit_code == 0, result.output
+    assert "without the group's communication" in result.output
+    assert sorted(path.name for path in tmp_path.glob("DeviceType.*")) == [
+        f"DeviceType.cpu_tp{tp}_bs{samples}.json" for tp in (1, 2) for samples in (1, 2)
+    ]
+    result = CliRunner().invoke(app, ["profile", TRANSFORMER, "--samples", "one", "-o", str(tmp_path)])
+    assert result.exit_code == 1 and "--samples one: write it as numbers" in result.output
 
 
 def test_names_of_devices_say_their_quota():

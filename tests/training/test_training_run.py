@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from random import Random
 
 import pytest
 from test_training_layout import plan
@@ -40,6 +41,7 @@ FOUR_RANKS = {
     "interleaved": plan(
         (3, [([0], 1), ([2], 1)]), (3, [([1], 1), ([3], 1)]), schedule="interleaved", chunks_per_stage=2
     ),
+    "tensor parallel replicas, one without samples": plan((6, [([2, 0], 2), ([3, 1], 0)])),
     "recomputed": plan((3, [([0], 2)]), (3, [([1], 2)]), recompute_activations=True),
 }
 
@@ -86,6 +88,30 @@ def test_four_ranks_compute_what_one_process_computes():
     check(measured, FOUR_RANKS)
 
 
+def random_plan(random):
+    """Up to four devices in stages of random degrees, with random shares of the samples."""
+    devices = random.sample(range(4), random.randint(1, 4))
+    stages, samples = [], random.randint(1, 5)
+    while devices:
+        taken, devices = devices[: (count := random.randint(1, len(devices)))], devices[count:]
+        tp = random.choice([degree for degree in (1, 2, 4) if count % degree == 0])
+        cuts = sorted(random.randint(0, samples) for _ in range(count // tp - 1))
+        shares = [b - a for a, b in zip([0, *cuts], [*cuts, samples], strict=True)]
+        stages.append([(taken[i * tp : (i + 1) * tp], share) for i, share in enumerate(shares)])
+    cuts = sorted(random.sample(range(1, 6), len(stages) - 1))
+    layers = [b - a for a, b in zip([0, *cuts], [*cuts, 6], strict=True)]
+    schedule = random.choice(["1f1b", "gpipe"])
+    microbatches = random.randint(len(stages) if schedule == "1f1b" else 1, 5)
+    return plan(*zip(layers, stages, strict=True), microbatches=microbatches, schedule=schedule)
+
+
+@pytest.mark.slow
+def test_random_plans_compute_what_one_process_computes():
+    random = Random(11)
+    plans = {f"{number}: {found}": found for number in range(16) for found in [random_plan(random)]}
+    check(execute(plans, steps=3, warmup=0), plans)
+
+
 @pytest.mark.slow
 def test_the_loss_falls_with_quotas_and_the_slow_rank_takes_longer():
     plans = {"fast": plan((6, [([0], 2)])), "slow": plan((6, [([1], 2)]))}
@@ -108,6 +134,23 @@ def test_a_run_that_takes_too_long_is_ended():
         run(Job((plan((6, [([0], 1)])),), arguments=SMALL, steps=100_000), timeout_s=1)
     assert time.monotonic() - began < 30
     assert not remaining()
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_ends_the_others():
+    killed = []
+
+    def kill_a_rank(line):
+        workers = [p for p in remaining() if b"triton_ext.training.worker" in (p.parent / "cmdline").read_bytes()]
+        ranks = [p for p in workers if b"RANK=1" in environment(p).split(b"\0")]
+        if "step 2" in line and ranks:
+            os.kill(int(ranks[0].parent.name), signal.SIGKILL)
+            killed.append(line)
+
+    job = Job((TWO_RANKS["uneven stages"],), arguments=SMALL, steps=100_000)
+    with pytest.raises(PlanningError, match="SIGKILL"):
+        run(job, timeout_s=100, report=kill_a_rank)
+    assert killed and not remaining()
 
 
 @pytest.mark.parametrize(
@@ -171,6 +214,15 @@ def test_an_interrupted_command_leaves_nothing(tmp_path, number):
     assert process.returncode != 0
     assert not remaining(process.pid)
     assert not list(Path("/sys/fs/cgroup").glob(f"**/triton-ext-{process.pid}-*"))
+
+
+def test_arguments_that_contradict_the_profiles_are_refused(tmp_path):
+    path = saved(TWO_RANKS["uneven stages"], tmp_path / "plan.json")
+    report = {"model": "triton_ext.training.transformer:transformer", "arguments": SMALL}
+    (tmp_path / "profile.host.json").write_text(json.dumps(report))
+    for given, message in ((["--", "width=64"], "not with {'width': 64}"), (["--model", "a.py:b"], "not of a.py:b")):
+        result = CliRunner().invoke(app, ["run", str(path), "--profiles", str(tmp_path), *given])
+        assert result.exit_code == 1 and message in result.output
 
 
 def test_the_export_command(tmp_path):

@@ -155,7 +155,7 @@ def unused(plan: ParallelPlan, cluster: Cluster) -> str | None:
     if not left:
         return None
     types = ", ".join(f"{n} {name}" for name, n in Counter(cluster.devices[device].type for device in left).items())
-    return f"left unused: {types} (devices {_numbers(left)})"
+    return f"left unused: {types} (device{'s' if len(left) > 1 else ''} {_numbers(left)})"
 
 
 def bar(share: float) -> Text:
