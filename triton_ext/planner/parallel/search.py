@@ -32,9 +32,9 @@ from .problems import MetisProblem, OurProblem, Prepared, Problem, Space, plan_o
 from .profiles import Profiles
 from .result import CostedPlan, Rejected, SearchResult
 
-_ROUND = 8  # choices that are handled with the same best plan
+_ROUND = 4  # choices that are handled with the same best plan
 _BEAM = 3
-_TRIED = 8  # plans of a beam search, or of a bound, whose cost is computed roughly
+_TRIED = 4  # plans of a beam search, or of a bound, whose cost is computed roughly
 _TRIED_INTERLEAVED = 30  # the same, where their order says little
 _NEAR = 1.1  # times what the first of them takes, by the search's own estimate
 _PRICED = 2  # of these, the first ones, and the best ones by their rough cost, are priced
@@ -60,7 +60,7 @@ class SearchSettings:
     max_stages: int | None = None
     allow_unused: bool = False
     time_limit_s: float = 30.0
-    price_limit: int = 300
+    price_limit: int = 1000
     processes: int = 1
     plans: int = 10
     seeds: tuple[ParallelPlan, ...] = ()
@@ -346,7 +346,8 @@ class _Search:
             if now and time.monotonic() > self._deadline_s:
                 self._complete = False
                 return
-            tasks = [_Task(step, choice, self._best_s, self._deadline_s, limit) for choice in now]
+            part = -(-limit // max(1, len(open_ones)))  # each choice may have as many plans priced as the others
+            tasks = [_Task(step, choice, self._best_s, self._deadline_s, part) for choice in now]
             outcomes = self._outcomes(tasks, [numbers[choice] for choice in now])
             for choice, outcome in zip(now, outcomes, strict=True):
                 self._take(outcome)
@@ -373,7 +374,7 @@ class _Search:
             rejected=tuple(Rejected(code, count, _REASONS[code]) for code, count in sorted(self._rejected.items())),
             pruned={f"choices without {step}": count for step, count in self._pruned.items() if count},
             elapsed_s=time.monotonic() - self._started,
-            complete=self._complete,
+            complete=self._complete or bool(proving and bound_s >= self._best_s),  # nothing that was left out counts
             lower_bound_ms=min(bound_s, self._best_s) * 1e3 if proving else None,
         )
 
