@@ -374,10 +374,22 @@ class _Search:
             costed=len(self._plans),
             rejected=tuple(Rejected(code, count, _REASONS[code]) for code, count in sorted(self._rejected.items())),
             pruned={f"choices without {step}": count for step, count in self._pruned.items() if count},
+            notes=self._notes(best),
             elapsed_s=time.monotonic() - self._started,
             complete=self._complete or bool(proving and bound_s >= self._best_s),  # nothing that was left out counts
             lower_bound_ms=min(bound_s, self._best_s) * 1e3 if proving else None,
         )
+
+    def _notes(self, best: Sequence[CostedPlan]) -> tuple[str, ...]:
+        notes = []
+        if best:
+            used = {device for stage in best[0].plan.stages for device in stage.devices}
+            unused = [str(device) for device in range(self._local.devices) if device not in used]
+            if unused:
+                notes.append(f"the best plan leaves out devices {', '.join(unused)}")
+        if self._settings.schedule == "interleaved":
+            notes.append("an interleaved schedule has no bound: the best plan is not proven")
+        return tuple(notes)
 
 
 _REASONS = {
