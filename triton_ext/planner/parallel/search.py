@@ -33,6 +33,7 @@ from .profiles import Profiles
 from .result import CostedPlan, Rejected, SearchResult
 
 _ROUND = 4  # choices that are handled with the same best plan
+_FIRST = 8  # choices whose plans are looked for before all others are bounded
 _BEAM = 3
 _TRIED = 4  # plans of a beam search, or of a bound, whose cost is computed roughly
 _TRIED_INTERLEAVED = 30  # the same, where their order says little
@@ -316,7 +317,7 @@ class _Search:
             self._complete = False
             return bounds
         # Some plans first, without which the bounds would not leave out much; then those of the most promising choices.
-        first = [choice for choice, _ in self._round("beam", everything, bounds, most=_ROUND)]
+        first = [choice for choice, _ in self._round("beam", everything, bounds, most=_FIRST)]
         for choice, outcome in self._round("labels", everything, bounds):
             bounds[choice] = max(bounds[choice], outcome.bound_s)
         others = [choice for choice in everything if choice not in first]
