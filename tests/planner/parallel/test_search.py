@@ -172,6 +172,8 @@ def test_devices_that_only_slow_down_may_be_left_out(seed):
     all_used = search(profiles, cluster, batch, SearchSettings(price_limit=10_000))
     some = search(profiles, cluster, batch, SearchSettings(allow_unused=True, price_limit=10_000))
     assert some.best.cost.total_ms <= all_used.best.cost.total_ms * (1 + 1e-9)
+    used = {device for stage in some.best.plan.stages for device in stage.devices}
+    assert bool(some.notes) == (len(used) < len(cluster.devices)) and not all_used.notes
     truth = exhaustive(plans(cluster, profiles, batch, allow_unused=True), our_cost_ms(cluster, profiles))
     assert some.best.cost.total_ms == pytest.approx(truth.cost_ms, rel=1e-9)
 

@@ -7,8 +7,8 @@
 4. Choices that are still below it: all plans whose bound is below the best plan's cost are priced, the most promising
    first. What is left when the time or the limit of priced plans ends is the gap.
 
-With cost="metis" the objective itself is minimised exactly in step 3. Choices are handled in rounds of fixed size, so
-that a result does not depend on the number of processes, unless the time ends.
+With cost="metis" the objective itself is minimised exactly in step 3, from the published search's plan on. Choices are
+handled in rounds of fixed size, so that a result does not depend on the number of processes, unless the time ends.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...errors import PlanningError
 from ..cluster import Cluster
 from . import labels
 from .metis import MetisSettings
+from .metis import search as search_published
 from .objectives import Objective
 from .options import Choice, choices
 from .plan import SCHEDULES, ParallelPlan, Settings
@@ -40,6 +41,7 @@ _TRIED_INTERLEAVED = 30  # the same, where their order says little
 _NEAR = 1.1  # times what the first of them takes, by the search's own estimate
 _PRICED = 2  # of these, the first ones, and the best ones by their rough cost, are priced
 _ROUGH = 1.1  # if they are not more than this beyond the best plan: how far a rough cost may be too high
+_PUBLISHED_SHARE = 0.25  # of the time, for Metis's search before ours under its cost
 _MOST = 300_000  # labels of one number of stages
 _ALL = 50_000  # labels of one number of stages, where none is dominated
 
@@ -275,13 +277,22 @@ class _Search:
         return min((plan.cost.total_ms for plan in self._plans.values()), default=math.inf) / 1e3
 
     def run(self) -> SearchResult:
-        for plan in self._settings.seeds:
+        for plan in (*self._settings.seeds, *self._published()):
             priced = self._local.problem.price(plan)
             if isinstance(priced, CostedPlan):
                 self._plans[plan] = priced
         with self._workers():
             bounds = self._steps()
         return self._result(min(bounds.values(), default=math.inf))
+
+    def _published(self) -> tuple[ParallelPlan, ...]:
+        """For Metis's cost, the plan of Metis's search: ours is never above it, even where time ends early."""
+        if self._settings.cost != "metis":
+            return ()
+        profiles, cluster, batch, settings = self._arguments
+        given = replace(settings.metis, keep=1, time_limit_s=_PUBLISHED_SHARE * settings.time_limit_s)
+        best = search_published(profiles, cluster, batch, given).best
+        return (best.plan,) if best else ()
 
     @contextmanager
     def _workers(self) -> Iterator[None]:
@@ -374,10 +385,22 @@ class _Search:
             costed=len(self._plans),
             rejected=tuple(Rejected(code, count, _REASONS[code]) for code, count in sorted(self._rejected.items())),
             pruned={f"choices without {step}": count for step, count in self._pruned.items() if count},
+            notes=self._notes(best),
             elapsed_s=time.monotonic() - self._started,
             complete=self._complete or bool(proving and bound_s >= self._best_s),  # nothing that was left out counts
             lower_bound_ms=min(bound_s, self._best_s) * 1e3 if proving else None,
         )
+
+    def _notes(self, best: Sequence[CostedPlan]) -> tuple[str, ...]:
+        notes = []
+        if best:
+            used = {device for stage in best[0].plan.stages for device in stage.devices}
+            unused = [str(device) for device in range(self._local.devices) if device not in used]
+            if unused:
+                notes.append(f"the best plan leaves out devices {', '.join(unused)}")
+        if self._settings.schedule == "interleaved":
+            notes.append("an interleaved schedule has no bound: the best plan is not proven")
+        return tuple(notes)
 
 
 _REASONS = {
