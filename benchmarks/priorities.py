@@ -146,16 +146,16 @@ def draw(results: dict[str, list[dict[str, Any]]], png: Path) -> None:
         axis.set_xticks(range(len(gains(runs))), list(gains(runs)), rotation=60, ha="right", rotation_mode="anchor")
         axis.axhline(0, color="grey", linewidth=0.8)
         axis.set_title(title.replace(", ", "\n"), fontsize=9)
-    axes[0][0].set_ylabel("more computed with Crux than with …, %")
-    figure.suptitle("Simulated: a point is a generated trace, a line the mean", fontsize=10)
+    axes[0][0].set_ylabel("more computed with Crux, %")
+    figure.suptitle("Simulated: Crux against other policies; a point is a trace, a line the mean", fontsize=10)
     figure.tight_layout()
     figure.savefig(png, dpi=130)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--span-s", type=float, default=30.0)
-    parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--span-s", type=float, default=20.0)
+    parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--json", type=Path, default=Path("results/priorities.json"))
     parser.add_argument("--png", type=Path)
     arguments = parser.parse_args()

@@ -16,8 +16,9 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -190,8 +191,8 @@ def worker() -> None:
     torch.manual_seed(rank)
     between_hosts = "two hosts" in settings["place"]
     records = []
-    for name, make_call in _cases(between_hosts):
-        record = _measured(make_call, settings["runs"], between_hosts)
+    for name, make in _cases(between_hosts):
+        record = _measured(make(), settings["runs"], between_hosts)
         records.append({"place": settings["place"], "case": name, **record})
         if rank == 0:
             print(markdown(records[-1:]).splitlines()[-1], flush=True)
@@ -202,91 +203,117 @@ def worker() -> None:
     dist.destroy_process_group()
 
 
-#: options of a plan -> the plan, and a call that runs the kernel with it and returns the result
-MakeCall = Callable[..., tuple[Any, Callable[[], Any]]]
+class Run(NamedTuple):
+    """A plan, a call that runs the kernel with it and returns the result, and one that computes alone."""
+
+    plan: Any
+    fused: Callable[[], Any]
+    alone: Callable[[], Any]
 
 
-def _cases(between_hosts: bool) -> list[tuple[str, MakeCall]]:
-    gemv = [(b, 8192, 8192) for b in (1, 2, 4, 8, 16)] + [(1, n, n) for n in (2048, 4096)]
-    found = [(f"gemv_all_reduce B {b}, N {n}, K {k}", _gemv(b, n, k)) for b, n, k in gemv]
+Make = Callable[..., Run]  # takes options of a plan
+
+
+def _cases(between_hosts: bool) -> list[tuple[str, Callable[[], Make]]]:
+    """Names, and what makes a case's tensors."""
+    found: list[tuple[str, Callable[[], Make]]] = []
+    for b, n in [*((b, 8192) for b in (1, 2, 4, 8, 16)), (1, 2048), (1, 4096)]:
+        found.append((f"gemv_all_reduce B {b}, N {n}, K {n}", partial(_gemv, b, n, n)))
     if between_hosts:
-        found += [(f"gemm_all_to_all M 1024, N 1024, K {k}", _gemm(1024, 1024, k)) for k in (512, 1024, 2048)]
-        found.append(("embedding_all_to_all tables 64, samples 2048, D 64, lookups 32", _embedding(64, 2048, 64, 32)))
+        for k in (512, 1024, 2048):
+            found.append((f"gemm_all_to_all M 1024, N 1024, K {k}", partial(_gemm, 1024, 1024, k)))
+        name = "embedding_all_to_all tables 64, samples 2048, D 64, lookups 32"
+        found.append((name, partial(_embedding, 64, 2048, 64, 32)))
     return found
 
 
-def _gemv(batch: int, n: int, k: int) -> MakeCall:
-    def make(**options: Any) -> tuple[Any, Callable[[], Any]]:
-        import torch
-        import torch.distributed as dist
-
-        import triton_ext as tx
-        from triton_ext.ops import gemv
-
-        torch.manual_seed(dist.get_rank())
-        x, w = (torch.randn(rows, k // dist.get_world_size()) for rows in (batch, n))
-        plan = tx.all_reduce((batch, n), torch.float32, **options)
-        return plan, lambda: gemv.run(x, w, plan)
-
-    return make
-
-
-def _gemm(m: int, n: int, k: int) -> MakeCall:
-    def make(**options: Any) -> tuple[Any, Callable[[], Any]]:
-        import torch
-        import torch.distributed as dist
-
-        import triton_ext as tx
-        from triton_ext.ops import gemm
-
-        torch.manual_seed(dist.get_rank())
-        a, b = torch.randn(m, k), torch.randn(k, n)
-        plan = tx.all_to_all((m, n), torch.float32, **options)
-        return plan, lambda: gemm.run(a, b, plan)
-
-    return make
-
-
-def _embedding(tables: int, samples: int, dim: int, lookups: int, rows: int = 10_000) -> MakeCall:
-    def make(**options: Any) -> tuple[Any, Callable[[], Any]]:
-        import torch
-        import torch.distributed as dist
-
-        import triton_ext as tx
-
-        torch.manual_seed(dist.get_rank())
-        weight, starts = torch.randn(tables * rows, dim), torch.arange(tables) * rows
-        indices = torch.randint(0, rows, (tables * samples * lookups,))
-        offsets = (torch.arange(tables * samples) * lookups).view(tables, samples)
-        plan = tx.all_to_all((samples, tables, dim), torch.float32, split_dim=0, concat_dim=1, **options)
-        return plan, lambda: tx.ops.embedding_all_to_all(weight, starts, indices, offsets, plan=plan)
-
-    return make
-
-
-def _measured(make_call: MakeCall, runs: int, between_hosts: bool) -> Record:
-    """Every schedule in turn, on all ranks at once; results must agree with the first one's."""
+def _gemv(batch: int, n: int, k: int) -> Make:
+    import torch
     import torch.distributed as dist
 
+    import triton_ext as tx
+    from kernels import gemv_kernel
+    from triton_ext.ops import gemv
+
+    depth = k // dist.get_world_size()
+    x, w, local = torch.randn(batch, depth), torch.randn(n, depth), torch.empty(batch, n)
+    constants = gemv.configuration(batch, x.device)
+
+    def make(**options: Any) -> Run:
+        plan = tx.all_reduce((batch, n), torch.float32, **options)
+        arguments = (x, w, local, batch, n, depth, *x.stride(), *w.stride())
+        grid = plan.grid(constants["BB"], constants["BN"])
+        return Run(plan, lambda: gemv.run(x, w, plan), lambda: gemv_kernel[grid](*arguments, **constants))
+
+    return make
+
+
+def _gemm(m: int, n: int, k: int) -> Make:
+    import torch
+
+    import triton_ext as tx
+    from kernels import gemm_kernel
+    from triton_ext.ops import gemm
+
+    a, b, local = torch.randn(m, k), torch.randn(k, n), torch.empty(m, n)
+    constants = gemm.configuration(m, n, k, a.device, between_hosts=True)
+
+    def make(**options: Any) -> Run:
+        plan = tx.all_to_all((m, n), torch.float32, **options)
+        arguments = (a, b, local, m, n, k, *a.stride(), *b.stride())
+        grid = plan.grid(constants["BM"], constants["BN"])
+        return Run(plan, lambda: gemm.run(a, b, plan), lambda: gemm_kernel[grid](*arguments, **constants))
+
+    return make
+
+
+def _embedding(tables: int, samples: int, dim: int, lookups: int, rows: int = 10_000) -> Make:
+    import torch
+
+    import triton_ext as tx
+    from kernels import embedding_kernel
+    from triton_ext.ops import embedding
+
+    weight, starts = torch.randn(tables * rows, dim), torch.arange(tables) * rows
+    indices = torch.randint(0, rows, (tables * samples * lookups,))
+    offsets = (torch.arange(tables * samples) * lookups).view(tables, samples)
+    bags, local = (weight, starts, indices, offsets), torch.empty(samples, tables, dim)
+    constants = embedding.configuration(dim, weight.device)
+
+    def make(**options: Any) -> Run:
+        plan = tx.all_to_all((samples, tables, dim), torch.float32, split_dim=0, concat_dim=1, **options)
+        arguments = (*bags, local, samples, tables, dim, indices.numel(), dim)
+        grid = plan.grid(constants["BB"], 1, constants["BD"])
+        return Run(
+            plan,
+            lambda: tx.ops.embedding_all_to_all(*bags, plan=plan),
+            lambda: embedding_kernel[grid](*arguments, MEAN=False, **constants),
+        )
+
+    return make
+
+
+def _measured(make: Make, runs: int, between_hosts: bool) -> Record:
+    """Every schedule in turn, on all ranks at once; results must agree with the first one's."""
     from measure import _sample
 
-    open_plan, _ = make_call()
-    decision = open_plan.explain()
+    first_run = make()
+    compute_s = statistics.median(_sample(first_run.alone, 3) for _ in range(5))
+    first_run.plan.free()
+    open_run = make(compute_s=compute_s)
+    decision = open_run.plan.explain()
+    open_run.plan.free()
     is_sum = decision.request.collective == "all_reduce"
-    slices = decision.request.slices if between_hosts else (None,)
-    chosen = _name(decision.choice.schedule, decision.choice.slices if between_hosts else None)
-    open_plan.free()
-    plans, calls = [], {}
-    for schedule in ("one_shot", "two_shot") if is_sum else ("one_shot",):
-        for count in slices[::2] if is_sum and between_hosts else slices:
-            options = {"shots": 1 if schedule == "one_shot" else 2} if is_sum else {}
-            plan, call = make_call(slices=count, **options)
-            plans.append(plan)
-            calls[_name(schedule, count)] = call
-    if chosen not in calls:  # of every other number of slices, this one was left out
-        options = {"shots": 1 if decision.choice.schedule == "one_shot" else 2}
-        plan, calls[chosen] = make_call(slices=decision.choice.slices, **options)
-        plans.append(plan)
+    slices: Sequence[int | None] = decision.request.slices if between_hosts else (None,)
+    chosen = (decision.choice.schedule, decision.choice.slices if between_hosts else None)
+    wanted = [(schedule, count) for schedule in ("one_shot", "two_shot")[: 1 + is_sum] for count in slices]
+    if is_sum and between_hosts:  # every other number of slices will do, and the chosen one
+        wanted = [each for number, each in enumerate(wanted) if number % 2 == 0 or each == chosen]
+    made = {}
+    for schedule, count in wanted:
+        options = {"shots": 1 if schedule == "one_shot" else 2} if is_sum else {}
+        made[_name(schedule, count)] = make(slices=count, **options)
+    calls = {name: run.fused for name, run in made.items()}
     first = next(iter(calls.values()))().clone()
     for name, call in calls.items():
         error = float((call() - first).abs().max() / first.abs().max())
@@ -294,14 +321,20 @@ def _measured(make_call: MakeCall, runs: int, between_hosts: bool) -> Record:
             raise RuntimeError(f"{name} differs from {next(iter(calls))} by {error:.2g}")
     counts = {name: max(1, int(_SAMPLE_S / _sample(call, 2))) for name, call in calls.items()}
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    names: Sequence[str] = list(calls)
+    names = list(calls)
     for run in range(runs):
         for name in [*names[run % len(names) :], *names[: run % len(names)]]:
             samples[name].append(_sample(calls[name], counts[name]) * 1e3)
-    dist.barrier()
-    for plan in plans:
-        plan.free()
-    return {"chosen": chosen, "samples_ms": samples, "predicted_us": decision.chosen.total_s * 1e6}
+    for each in made.values():
+        each.plan.free()
+    predicted_ms = {_name(c.choice.schedule, c.choice.slices if between_hosts else None): c.total_s * 1e3
+                    for c in decision.candidates}  # fmt: skip
+    return {
+        "chosen": _name(*chosen),
+        "compute_ms": compute_s * 1e3,
+        "samples_ms": samples,
+        "predicted_ms": predicted_ms,
+    }
 
 
 def _name(schedule: str, slices: int | None) -> str:

@@ -12,7 +12,7 @@ from triton_ext.planner import cluster_file, measured_cluster, measurements
 from triton_ext.planner.measurements import CollectiveTime, Measurements, Point, RankFigures, Transfer, fit
 
 SIZES = (8, 1 << 10, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
-GPU = RankFigures("a", "Some GPU (TM) 3000", 1, 16 << 30, 1e12, 2e12, 1e11)
+GPU = RankFigures("a", "Some GPU (TM) 3000", "Some-GPU-3000", 1, 16 << 30, 1e12, 2e12, 1e11)
 
 
 def points(latency_s, bandwidth_bytes_per_s):
@@ -147,10 +147,10 @@ def test_devices_of_one_name_and_another_speed_are_of_another_type():
     peaks = [2e12, 1e12, 1.05e12, 2.1e12]
     ranks = [dataclasses.replace(GPU, bfloat16_flop_per_s=peak) for peak in peaks]
     cluster = measured_cluster.cluster(group("aaaa", lambda a, b: (1e-6, 1e9), ranks=ranks))
-    first, second = "Some-GPU-3000-1", "Some-GPU-3000-2"
+    first, second = "Some-GPU-3000.1", "Some-GPU-3000.2"
     assert [device.type for device in cluster.devices] == [first, second, second, first]
     assert cluster.device_type(first).peak_flop_per_s == pytest.approx(2.05e12)
-    ranks[1:3] = [dataclasses.replace(GPU, device="another") for _ in range(2)]
+    ranks[1:3] = [dataclasses.replace(GPU, device_type="another") for _ in range(2)]
     cluster = measured_cluster.cluster(group("aaaa", lambda a, b: (1e-6, 1e9), ranks=ranks))
     assert [device.type for device in cluster.devices] == ["Some-GPU-3000", "another", "another", "Some-GPU-3000"]
 

@@ -64,6 +64,7 @@ def test_ranks_of_one_host(world, tmp_path):
         unfused = [candidate for candidate in decision.candidates if candidate.choice.schedule == UNFUSED]
         assert unfused[0].standalone_s == point.standalone_s and unfused[0].basis.startswith("measured")
     for rank in measured.ranks:
+        assert rank.device_type == "cpu" and rank.device and rank.threads == 1
         assert rank.memory_bytes > 1 << 28 and rank.float32_flop_per_s > 1e8 and rank.bfloat16_flop_per_s > 1e7
         assert rank.memory_bandwidth_bytes_per_s > 1e8
     for transport in ("messages", "memory"):

@@ -16,13 +16,8 @@ from triton_ext.runtime.shipment import Box, Incoming, Member, Outgoing, Shipmen
 from triton_ext.runtime.transfers import Transfer
 
 KIND = abi.OF_RESULT
-# 8 rows of 5, in the middle of rows of 9: 8 slices of a row (so small only because the least slice is patched).
-PART = Transfer((0, 0), (8, 5), 2, (9, 1), 4, 0, True)
-
-
-@pytest.fixture(autouse=True)
-def _small_slices(monkeypatch):
-    monkeypatch.setattr("triton_ext.runtime.transfers._TCP_SLICE_BYTES", (1, 1 << 20))
+# 8 rows of 5, in the middle of rows of 9: 8 slices of a row.
+PART = Transfer((0, 0), (8, 5), 2, (9, 1), 4, 0, 8)
 
 
 class End:

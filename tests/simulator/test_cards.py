@@ -6,25 +6,20 @@ import pytest
 
 from collectives import simulation
 from triton_ext.ir import read_module
-from triton_ext.runtime import transfers
 from triton_ext.simulator.simulate import residents
 from triton_ext.simulator.translate import translate
 
 COLLECTIVES = ["all_to_all", "all_reduce", "all_reduce_one_shot", "reduce_scatter", "all_gather", "broadcast", "put"]
 HOSTS = [0, 0, 1]
+SLICES = 4  # to a peer
 RUNS = 3  # so that every outbox is written again, and again
-
-
-@pytest.fixture(autouse=True)
-def several_slices(monkeypatch):
-    monkeypatch.setattr(transfers, "_TCP_SLICE_BYTES", (300, 300))
 
 
 @pytest.fixture(scope="module")
 def simulations():
     """One for each collective, made once."""
     made = {}
-    return lambda collective: made.setdefault(collective, simulation(collective, hosts=HOSTS))
+    return lambda collective: made.setdefault(collective, simulation(collective, hosts=HOSTS, slices=SLICES))
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
@@ -49,7 +44,7 @@ def test_a_transfer_consists_of_several_slices(simulations):
 
 @pytest.mark.parametrize("hosts", [[0, 1, 2], [1, 0, 1]])
 def test_other_hosts(hosts):
-    simulated = simulation("all_reduce", hosts=hosts)
+    simulated = simulation("all_reduce", hosts=hosts, slices=SLICES)
     for seed in (0, 6, 12):
         finding, _ = simulated.run(seed, RUNS, residents(seed))
         assert finding is None, str(finding)

@@ -5,7 +5,9 @@ import json
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
+from triton_ext.cli import app
 from triton_ext.errors import PlanningError
 from triton_ext.planner.parallel import profile_files
 from triton_ext.training import profiler
@@ -39,8 +41,12 @@ class Greedy(nn.Module):
 
 
 class Broken(nn.Module):
+    def __init__(self, message="shapes do not match"):
+        super().__init__()
+        self.message = message
+
     def forward(self, x):
-        raise RuntimeError("shapes do not match")
+        raise RuntimeError(self.message)
 
 
 def measure(model, samples=(1,), **options):
@@ -120,6 +126,11 @@ def test_memory_that_would_not_suffice_is_not_taken(monkeypatch):
     assert "are available" in outcome.infeasible[1, 1_000_000]
 
 
+def test_a_message_that_only_mentions_memory_is_no_lack_of_it():
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        measure(Chain(nn.Linear(64, 64), Broken("an illegal memory access was encountered")))
+
+
 def test_any_other_error_of_a_model_is_the_users():
     with pytest.raises(RuntimeError, match="shapes do not match"):
         measure(Chain(nn.Linear(64, 64), Broken()))
@@ -151,6 +162,19 @@ def test_a_degree_that_does_not_divide_the_model_is_named():
 def test_what_cannot_be_measured_is_refused(wrong, message):
     with pytest.raises(PlanningError, match=message):
         Task(TRANSFORMER, SMALL, **wrong)
+
+
+def test_the_command_writes_files_and_says_what_is_left_out(tmp_path):
+    arguments = [f"{name}={value}" for name, value in SMALL.items()]
+    options = ["--tp", "1,2", "--samples", "1,2", "--repeats", "1", "--device", "cpu", "-o", str(tmp_path)]
+    result = CliRunner().invoke(app, ["profile", TRANSFORMER, *arguments, *options])
+    assert result.exit_code == 0, result.output
+    assert "without the group's communication" in result.output
+    assert sorted(path.name for path in tmp_path.glob("DeviceType.*")) == [
+        f"DeviceType.cpu_tp{tp}_bs{samples}.json" for tp in (1, 2) for samples in (1, 2)
+    ]
+    result = CliRunner().invoke(app, ["profile", TRANSFORMER, "--samples", "one", "-o", str(tmp_path)])
+    assert result.exit_code == 1 and "--samples one: write it as numbers" in result.output
 
 
 def test_names_of_devices_say_their_quota():

@@ -1,5 +1,8 @@
 """CPU quotas hold, are removed, and come from the names of device types."""
 
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -43,6 +46,16 @@ def test_groups_are_removed_when_the_block_fails():
         groups = limits.groups
         raise ZeroDivisionError
     assert not any(Path(group).exists() for group in groups)
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left, mine, others = (tmp_path / f"triton-ext-{name}-1-0" for name in (ended.pid, os.getpid(), "hosts"))
+    for group in (left, mine, others):
+        group.mkdir()
+    quota._remove_abandoned(tmp_path)
+    assert not left.exists() and mine.exists() and others.exists()
 
 
 @pytest.mark.parametrize("cores", [0.0, 0.01, -1.0, 1e6])

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from random import Random
 
 import pytest
 from test_training_layout import plan
@@ -24,10 +25,10 @@ SMALL = {"width": 32, "blocks": 4, "heads": 4, "sequence": 16, "vocabulary": 64}
 
 TWO_RANKS = {
     "uneven replicas": plan((6, [([0], 3), ([1], 1)]), microbatches=2),
-    "tensor parallel": plan((6, [([1, 0], 4)]), microbatches=2),
     "uneven stages": plan((1, [([1], 4)]), (5, [([0], 4)]), microbatches=2),
 }
 FOUR_RANKS = {
+    "tensor parallel, in another order": plan((6, [([2, 0], 2)])),
     "a replica without samples": plan((6, [([0], 1), ([1], 2), ([2], 1), ([3], 0)])),
     "gpipe, four uneven stages": plan(
         (1, [([2], 2)]), (2, [([0], 2)]), (1, [([3], 2)]), (2, [([1], 2)]), schedule="gpipe"
@@ -40,6 +41,7 @@ FOUR_RANKS = {
     "interleaved": plan(
         (3, [([0], 1), ([2], 1)]), (3, [([1], 1), ([3], 1)]), schedule="interleaved", chunks_per_stage=2
     ),
+    "tensor parallel replicas, one without samples": plan((6, [([2, 0], 2), ([3, 1], 0)])),
     "recomputed": plan((3, [([0], 2)]), (3, [([1], 2)]), recompute_activations=True),
 }
 
@@ -75,8 +77,8 @@ def test_two_ranks_compute_what_one_process_computes():
     measured = dict(zip(TWO_RANKS, run(job, timeout_s=120, report=lines.append), strict=True))
     check(measured, TWO_RANKS)
     # The same steps of the same model, whatever the plan.
-    assert measured["tensor parallel"].losses == pytest.approx(measured["uneven stages"].losses, rel=1e-3)
-    assert len(lines) == 9 and lines[0].startswith("plan 0, step 1: loss ")
+    assert measured["uneven replicas"].losses == pytest.approx(measured["uneven stages"].losses, rel=1e-3)
+    assert len(lines) == 6 and lines[0].startswith("plan 0, step 1: loss ")
     assert not remaining()
 
 
@@ -84,6 +86,30 @@ def test_two_ranks_compute_what_one_process_computes():
 def test_four_ranks_compute_what_one_process_computes():
     measured = execute(FOUR_RANKS, steps=3)
     check(measured, FOUR_RANKS)
+
+
+def random_plan(random):
+    """Up to four devices in stages of random degrees, with random shares of the samples."""
+    devices = random.sample(range(4), random.randint(1, 4))
+    stages, samples = [], random.randint(1, 5)
+    while devices:
+        taken, devices = devices[: (count := random.randint(1, len(devices)))], devices[count:]
+        tp = random.choice([degree for degree in (1, 2, 4) if count % degree == 0])
+        cuts = sorted(random.randint(0, samples) for _ in range(count // tp - 1))
+        shares = [b - a for a, b in zip([0, *cuts], [*cuts, samples], strict=True)]
+        stages.append([(taken[i * tp : (i + 1) * tp], share) for i, share in enumerate(shares)])
+    cuts = sorted(random.sample(range(1, 6), len(stages) - 1))
+    layers = [b - a for a, b in zip([0, *cuts], [*cuts, 6], strict=True)]
+    schedule = random.choice(["1f1b", "gpipe"])
+    microbatches = random.randint(len(stages) if schedule == "1f1b" else 1, 5)
+    return plan(*zip(layers, stages, strict=True), microbatches=microbatches, schedule=schedule)
+
+
+@pytest.mark.slow
+def test_random_plans_compute_what_one_process_computes():
+    random = Random(11)
+    plans = {f"{number}: {found}": found for number in range(16) for found in [random_plan(random)]}
+    check(execute(plans, steps=3, warmup=0), plans)
 
 
 @pytest.mark.slow
@@ -108,6 +134,23 @@ def test_a_run_that_takes_too_long_is_ended():
         run(Job((plan((6, [([0], 1)])),), arguments=SMALL, steps=100_000), timeout_s=1)
     assert time.monotonic() - began < 30
     assert not remaining()
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_ends_the_others():
+    killed = []
+
+    def kill_a_rank(line):
+        workers = [p for p in remaining() if b"triton_ext.training.worker" in (p.parent / "cmdline").read_bytes()]
+        ranks = [p for p in workers if b"RANK=1" in environment(p).split(b"\0")]
+        if "step 2" in line and ranks:
+            os.kill(int(ranks[0].parent.name), signal.SIGKILL)
+            killed.append(line)
+
+    job = Job((TWO_RANKS["uneven stages"],), arguments=SMALL, steps=100_000)
+    with pytest.raises(PlanningError, match="SIGKILL"):
+        run(job, timeout_s=100, report=kill_a_rank)
+    assert killed and not remaining()
 
 
 @pytest.mark.parametrize(
@@ -138,7 +181,7 @@ def test_the_command_prints_measured_and_predicted_times(tmp_path):
     result = CliRunner().invoke(app, ["run", str(path), *options, "--", *arguments])
     assert result.exit_code == 0, result.output
     assert "step 3: loss" in result.output
-    assert "median step" in result.output and "predicted 110.0 ms" in result.output
+    assert "median step" in result.output and "predicted by simulation: 110.0 ms" in result.output
     assert "against a single process" in result.output
 
 
@@ -171,6 +214,15 @@ def test_an_interrupted_command_leaves_nothing(tmp_path, number):
     assert process.returncode != 0
     assert not remaining(process.pid)
     assert not list(Path("/sys/fs/cgroup").glob(f"**/triton-ext-{process.pid}-*"))
+
+
+def test_arguments_that_contradict_the_profiles_are_refused(tmp_path):
+    path = saved(TWO_RANKS["uneven stages"], tmp_path / "plan.json")
+    report = {"model": "triton_ext.training.transformer:transformer", "arguments": SMALL}
+    (tmp_path / "profile.host.json").write_text(json.dumps(report))
+    for given, message in ((["--", "width=64"], "not with {'width': 64}"), (["--model", "a.py:b"], "not of a.py:b")):
+        result = CliRunner().invoke(app, ["run", str(path), "--profiles", str(tmp_path), *given])
+        assert result.exit_code == 1 and message in result.output
 
 
 def test_the_export_command(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Iterable
 
@@ -33,7 +32,8 @@ def cluster(measured: Measurements, within_host: Transport = "messages") -> Clus
 
 
 def _device_types(measured: Measurements) -> list[DeviceType]:
-    """Each rank's. Devices of one name may be of several types: of other speed, or with another share of memory."""
+    """Each rank's. Devices of one name may be of several types: of other speed, or with another share of memory. These
+    have a number behind the name: cpu.1, cpu.2."""
     classes: list[list[int]] = []
     order = sorted(range(len(measured.ranks)), key=lambda rank: (_static(measured, rank), _peak(measured, rank)))
     for rank in order:
@@ -44,13 +44,12 @@ def _device_types(measured: Measurements) -> list[DeviceType]:
         else:
             classes.append([rank])
     classes.sort(key=min)
-    names = [_type_name(measured.ranks[min(members)].device) for members in classes]
+    names = [measured.ranks[min(members)].device_type for members in classes]
     kinds: dict[int, DeviceType] = {}
     for number, members in enumerate(classes):
         figures = [measured.ranks[rank] for rank in members]
-        repeated = names.count(names[number]) > 1
         kind = DeviceType(
-            names[number] + (f"-{names[: number + 1].count(names[number])}" if repeated else ""),
+            names[number] + (f".{names[: number + 1].count(names[number])}" if names.count(names[number]) > 1 else ""),
             figures[0].memory_bytes,
             _rounded(statistics.median(each.bfloat16_flop_per_s for each in figures)),
             _rounded(statistics.median(each.memory_bandwidth_bytes_per_s for each in figures)),
@@ -61,7 +60,7 @@ def _device_types(measured: Measurements) -> list[DeviceType]:
 
 def _static(measured: Measurements, rank: int) -> tuple[str, int, int]:
     figures = measured.ranks[rank]
-    return figures.device, figures.threads, figures.memory_bytes
+    return figures.device_type, figures.threads, figures.memory_bytes
 
 
 def _peak(measured: Measurements, rank: int) -> float:
@@ -71,10 +70,6 @@ def _peak(measured: Measurements, rank: int) -> float:
 def _rounded(value: float) -> float:
     """To four digits: no measurement has more."""
     return float(f"{value:.4g}")
-
-
-def _type_name(device: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.]+", "-", device.replace("(R)", "").replace("(TM)", "")).strip("-") or "device"
 
 
 def _fabric(measured: Measurements, ranks: tuple[int, ...], transport: Transport) -> Fabric:

@@ -66,11 +66,12 @@ class Transfer:
 class RankFigures:
     """A rank: its host, its device, and what that does while all ranks are at it.
 
-    memory_bytes is what one rank can use: of a host's memory, its share.
+    device_type: as `triton-ext profile` names it. memory_bytes is what one rank can use: of a host's memory, its share.
     """
 
     host: str
     device: str
+    device_type: str
     threads: int
     memory_bytes: int
     float32_flop_per_s: float
@@ -202,6 +203,7 @@ class _Transfer(Entry):
 class _Rank(Entry):
     host: str
     device: str
+    device_type: Name
     threads: Count
     memory_bytes: Count
     float32_flop_per_s: Positive

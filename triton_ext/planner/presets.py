@@ -65,8 +65,8 @@ _NODES: dict[str, tuple[Fabric, float]] = {
 _CARD_PER_DEVICE = {"H100-80", "MI300X"}  # whose nodes have a network card of 400 Gbit/s for each device
 
 
-# Processes on CPUs: what one rank stores to shared memory while the others do, and a socket over 1 Gbit/s, by a switch.
-# They stand in until `triton-ext probe` has measured; the planning of jobs has no use for them.
+# Processes on CPUs, assumed: what one rank stores to shared memory while the others do, and a socket over 1 Gbit/s, by
+# a switch. They stand in until `triton-ext probe` has measured; the planning of jobs has no use for them.
 _CPU = DeviceType("CPU", 8 * _GIB, 100e9, 10e9)
 _SHARED_MEMORY, _SOCKET_BYTES_PER_S, _SOCKET_S = Fabric(6e9, 1e-6), 0.118e9, 50e-6
 

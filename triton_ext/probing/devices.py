@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import statistics
 import time
 from collections.abc import Callable
@@ -27,6 +28,11 @@ def device_name(device: torch.device) -> str:
         lines = []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return models[0] if models else platform.machine()
+
+
+def device_type(device: torch.device) -> str:
+    """What `triton-ext profile` calls it, too."""
+    return "cpu" if device.type == "cpu" else re.sub(r"[^\w.-]+", "-", torch.cuda.get_device_name(device))
 
 
 def memory_bytes(device: torch.device, ranks_on_host: int) -> int:

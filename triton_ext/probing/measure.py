@@ -68,7 +68,8 @@ def _figures(device: torch.device, group: ProcessRanks, hosts: list[str]) -> lis
     host = hosts[group.rank]
     memory = devices.memory_bytes(device, hosts.count(host))
     threads = torch.get_num_threads()
-    return group.exchange(RankFigures(host, devices.device_name(device), threads, memory, float32, bfloat16, bandwidth))
+    names = devices.device_name(device), devices.device_type(device)
+    return group.exchange(RankFigures(host, *names, threads, memory, float32, bfloat16, bandwidth))
 
 
 def _messages(device: torch.device, control: dist.ProcessGroup, progress: Progress) -> list[Transfer]:

@@ -12,10 +12,8 @@ from .layout import Layout, Shape, owned, strides_of
 from .memory import MemoryRegion
 
 _ALIGNMENT_BYTES = 256
-# A slice keeps a network card of 400 Gbit/s busy for some 10 us, long against the cost of a request. On TCP, a transfer
-# is cut into so many slices that the first one leaves early, but none costs more for its message than for its bytes.
+# A slice keeps a network card of 400 Gbit/s busy for some 10 us, long against the cost of a request.
 CARD_SLICE_BYTES = 1 << 19
-_TCP_SLICES, _TCP_SLICE_BYTES = 8, (1 << 15, 1 << 20)
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,7 @@ class Transfer:
 
     In the outbox it is contiguous, the slice dimension outermost, the others in order. `origin`: where logical index 0
     would be in the peer's buffer, whose strides are `strides`; all count elements. A slice is `slice_size` indices of
-    the slice dimension; most_slices, if given, says how many there are at the most.
+    the slice dimension; there are at most most_slices, if that is given, else as many as suit a network card.
     """
 
     begin: Shape
@@ -33,7 +31,6 @@ class Transfer:
     strides: Shape
     item_bytes: int
     slice_dim: int = 0
-    over_tcp: bool = False
     most_slices: int | None = None
 
     @property
@@ -64,12 +61,8 @@ class Transfer:
     def slice_size(self) -> int:
         if self.most_slices:
             return max(1, -(-self.shape[self.slice_dim] // self.most_slices))
-        nbytes = CARD_SLICE_BYTES
-        if self.over_tcp:
-            least, most = _TCP_SLICE_BYTES
-            nbytes = min(max(self.elements * self.item_bytes // _TCP_SLICES, least), most)
         row_bytes = max(self.outbox_strides[self.slice_dim] * self.item_bytes, 1)
-        return max(1, min(nbytes // row_bytes, self.shape[self.slice_dim]))
+        return max(1, min(CARD_SLICE_BYTES // row_bytes, self.shape[self.slice_dim]))
 
     @property
     def slice_elements(self) -> int:
@@ -122,10 +115,9 @@ def outgoing(
     stage = nothing
     if spec.reduces:
         stage = part(peer) if spec.splits else ((0,) * len(shape), shape)
-    over_tcp = spec.transport == dialect.PROXY
 
     def transfer(part: tuple[Shape, Shape], origin: int, strides: Shape, kind: int) -> Transfer:
-        return Transfer(*part, origin, strides, item_bytes[kind], spec.slice_dim, over_tcp, where.slices)
+        return Transfer(*part, origin, strides, item_bytes[kind], spec.slice_dim, where.slices)
 
     return {
         abi.OF_RESULT: transfer(result, route.origin, route.strides, abi.OF_RESULT),

@@ -14,6 +14,7 @@ from rich.table import Table
 from ..errors import PlanningError
 from ..planner import cluster_file
 from ..planner.parallel import plan_file, profile_files
+from ..planner.parallel.cost import estimate
 from ..planner.parallel.pipeline import simulate
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def run(
         cpu_quotas=quotas or (),
         check=check,
     )
-    predicted = _predicted(file, profiles, where, console)
+    predictions = _predicted(file, profiles, where, console)
     (measured,) = launch.run(job, timeout_s, lambda line: console.print(line, highlight=False))
     ordered = sorted(measured.steps_s)
     console.print(
@@ -144,10 +145,10 @@ def run(
         f"loss {measured.losses[0]:.4f} to {measured.losses[-1]:.4f}",
         highlight=False,
     )
-    if predicted is not None:
-        console.print(
-            f"predicted {predicted:.1f} ms, {predicted / measured.median_s / 10 - 100:+.1f} %", highlight=False
-        )
+    for name, predicted_ms in predictions.items():
+        if predicted_ms is not None:
+            error = predicted_ms / measured.median_s / 10 - 100
+            console.print(f"predicted by {name}: {predicted_ms:.1f} ms, {error:+.1f} %", highlight=False)
     if measured.loss_difference is not None:
         console.print(
             f"against a single process: loss differs by {measured.loss_difference:.1e}, gradients by "
@@ -187,15 +188,20 @@ def export(plan: Path, to: str, output: Path | None, console: Console) -> None:
 
 def _predicted(
     file: plan_file.PlanFile, profiles: Path | None, cluster: Cluster | None, console: Console
-) -> float | None:
-    """Milliseconds that a step takes by simulation, or what the plan file says; None without either."""
+) -> dict[str, float | None]:
+    """Milliseconds that a step takes by simulation and by the cost model; without profiles and a cluster, by the plan
+    file."""
+    simulator, model = "simulation", "the cost model"
     if profiles is None or cluster is None:
-        return file.simulated_ms if file.simulated_ms is not None else file.cost_ms
+        return {simulator: file.simulated_ms, model: file.cost_ms}
     points, _ = profile_files.read(profiles)
     now = plan_file.inputs(points, cluster, file.plan.global_batch, file.inputs.options)
     for change in file.inputs.changes(now):
         console.print(f"the plan was made from other inputs: {change}", highlight=False)
-    return simulate(file.plan, cluster, points).step_time_s * 1e3
+    return {
+        simulator: simulate(file.plan, cluster, points).step_time_s * 1e3,
+        model: estimate(file.plan, cluster, points).step_time_s * 1e3,
+    }
 
 
 def _recorded_model(profiles: Path | None) -> tuple[str | None, dict[str, Any] | None]:

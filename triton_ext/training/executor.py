@@ -147,9 +147,13 @@ class Executor:
         """Add the replicas' gradients up, and the loss with them, in one message."""
         local = []
         for parameter in self.parameters.values():
-            if parameter.grad is None:  # of a replica without samples
-                parameter.grad = torch.zeros_like(parameter)
-            local.append(parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad)
+            gradient = parameter.grad
+            if gradient is None:  # of a replica without samples
+                gradient = torch.zeros_like(parameter)
+            elif isinstance(gradient, DTensor) and isinstance(parameter, DTensor):  # a shared embedding's is whole
+                gradient = gradient.redistribute(placements=parameter.placements)
+            parameter.grad = gradient
+            local.append(gradient.to_local() if isinstance(gradient, DTensor) else gradient)
         loss = torch.stack(losses).sum().detach() if losses else torch.zeros(())
         if self.plan.stages[self.stage].dp > 1:
             message = torch.cat([*(gradient.flatten() for gradient in local), loss.view(1)])

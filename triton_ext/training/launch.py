@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -159,9 +159,15 @@ def torchrun(
     error = folder / "error"
     if error.is_file():
         raise PlanningError(error.read_text())
-    lines = (folder / "output").read_text(errors="replace").splitlines()[-_LISTED_LINES:]
+    lines = _failure((folder / "output").read_text(errors="replace").splitlines())
     what = f"had not ended after {timeout_s:g} s, and were ended" if timed_out else f"failed ({process.returncode})"
     raise PlanningError("\n".join([f"the ranks {what}; the end of their output:", *lines]))
+
+
+def _failure(lines: Sequence[str]) -> list[str]:
+    """The end of what the ranks wrote, and the statuses from torchrun's summary, without the rest of that."""
+    first = next((index for index, line in enumerate(lines) if "torch/distributed/elastic" in line), len(lines))
+    return [*lines[:first][-_LISTED_LINES:], *(line for line in lines[first:] if line.lstrip().startswith("exitcode"))]
 
 
 def _report(path: Path, shown: int, report: Callable[[str], None]) -> int:

@@ -136,7 +136,7 @@ def _sharded(task: Task, degree: int, device: torch.device) -> LayeredModel:
 
 
 def _together(task: Task, degree: int, timeout_s: float, report: Callable[[str], None]) -> Outcome:
-    """Measure one degree with as many processes. If they fail, all its points are infeasible."""
+    """Measure one degree with as many processes. If the kernel ends one, all its points are infeasible."""
     shardable(load(task.model, task.arguments), degree)
     with (
         tempfile.TemporaryDirectory(prefix="triton-ext-profile-") as folder,
@@ -147,9 +147,10 @@ def _together(task: Task, degree: int, timeout_s: float, report: Callable[[str],
         try:
             launch.torchrun("triton_ext.training.profile_worker", Path(folder), degree, task.threads, timeout_s, report)
         except PlanningError as error:
-            if (Path(folder) / "error").is_file():
-                raise  # the model, not the machine
-            return Outcome(infeasible={(degree, size): str(error) for size in task.samples})
+            if "SIGKILL" not in str(error):
+                raise
+            reason = f"out of memory: one of {degree} processes was ended by the kernel"
+            return Outcome(infeasible={(degree, size): reason for size in task.samples})
         outcome: Outcome = pickle.loads((Path(folder) / "result.json").read_bytes())
         return outcome
 

@@ -22,7 +22,7 @@ from .executor import optimizer
 from .model import LayeredModel
 
 STATE_COPIES = 4  # of float32 parameters: themselves, gradients, and AdamW's two moments
-_LEAST_SAMPLE_S = 0.1  # what is shorter is repeated: ten periods of a CPU quota
+_LEAST_SAMPLE_S = 0.2  # what is shorter is repeated: twenty periods of a CPU quota
 _MOST_REPETITIONS = 1000
 
 Key = tuple[int, int]  # tensor-parallel degree, samples of a micro-batch
@@ -60,9 +60,10 @@ def measure(
 ) -> Outcome:
     """Measure every (degree, samples): `models` by degree, each sharded already and on the device.
 
-    One sample is the mean of as many passes as take 0.1 s; samples of all points take turns, and medians are kept. With
-    `throttled`, under a CPU quota, layers share the time of a pass as they share its computing time: within a pass
-    the process stands still at any layer. A point for which memory does not suffice is infeasible, and ends nothing.
+    One sample is the mean of as many passes as take 0.2 s, after one that is not timed; samples of all points take
+    turns, and medians are kept. With `throttled`, under a CPU quota, layers share the time of a pass as they share its
+    computing time: within a pass the process stands still at any layer. A point for which memory does not suffice is
+    infeasible, and ends nothing.
     """
     outcome = Outcome()
     candidates: dict[Key, _Candidate] = {}
@@ -98,7 +99,7 @@ _MEMORY_ERRORS = (torch.OutOfMemoryError, MemoryError, _NoRoom, RuntimeError)
 def _reason(error: Exception) -> str:
     """Of a lack of memory; anything else is raised again. The CPU's allocator raises a plain RuntimeError."""
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
-    if type(error) is RuntimeError and "memory" not in text:
+    if type(error) is RuntimeError and "allocate memory" not in text:
         raise error
     return f"out of memory: {text}"
 
@@ -143,6 +144,7 @@ class _Candidate:
         self._updates = self._repetitions(self._optimizer.step)
 
     def sample(self) -> None:
+        self._pass(_Clock(self._device, self._throttled))  # brings back what other points' samples drove out of caches
         clock = _Clock(self._device, self._throttled)
         for _ in range(self._passes):
             self._pass(clock)

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..emulate import processes
 from ..errors import PlanningError
 from ..planner.cluster import Cluster
 
@@ -24,6 +25,7 @@ PERIOD_S = 0.01  # short against a stage's time, so that a step sees an even spe
 _LEAST_CORES = 0.1  # at which the kernel's least quota, 1 ms, is used up
 _WEIGHT = 8  # against other work on the machine: a quota is to be had, not only not to be exceeded
 _ROOT = Path("/sys/fs/cgroup")
+_GROUP = re.compile(r"triton-ext-(\d+)-")  # by the process that made it
 _NAME = re.compile(r"cpu-(\d+(?:\.\d+)?)")
 
 
@@ -114,7 +116,8 @@ class Quotas:
 
 @contextlib.contextmanager
 def quotas(cores: Sequence[float]) -> Iterator[Quotas]:
-    """Make one quota for each number of cores; removed at the end of the block, when no process may be in them.
+    """Make one quota for each number of cores; removed at the end of the block, when no process may be in them, also
+    by an exception, SIGINT or SIGTERM. What a killed process left is removed when the next one makes quotas.
 
     Raises PlanningError for a number that cannot be, or if the system refuses.
     """
@@ -124,19 +127,34 @@ def quotas(cores: Sequence[float]) -> Iterator[Quotas]:
         yield Quotas(amounts, how)
         return
     root = _root(how)
+    _remove_abandoned(root)
     made: list[Path] = []
+    with processes.exit_on_sigterm():
+        try:
+            for index, amount in enumerate(amounts):
+                group = root / f"triton-ext-{os.getpid()}-{time.monotonic_ns()}-{index}"
+                _make(how, group, amount)
+                made.append(group)
+            yield Quotas(amounts, how, tuple(made))
+        finally:
+            for group in made:
+                _remove(group)
+
+
+def _make(how: str, group: Path, cores: float) -> None:
     try:
-        for index, amount in enumerate(amounts):
-            group = root / f"triton-ext-{os.getpid()}-{time.monotonic_ns()}-{index}"
-            group.mkdir()
-            made.append(group)
-            _write_quota(how, group, amount)
-        yield Quotas(amounts, how, tuple(made))
+        group.mkdir()
+        _write_quota(how, group, cores)
     except OSError as error:
-        raise PlanningError(f"the quota cannot be set: {error}; without --cpu-quota, ranks share the cores") from None
-    finally:
-        for group in made:
-            _remove(group)
+        raise PlanningError(f"the quota cannot be set: {error}; without one, ranks share the cores") from None
+
+
+def _remove_abandoned(root: Path) -> None:
+    for group in root.glob("triton-ext-*"):
+        match = _GROUP.match(group.name)
+        if match and not Path(f"/proc/{match[1]}").exists():
+            with contextlib.suppress(OSError):  # its processes have yet to end
+                group.rmdir()
 
 
 def _remove(group: Path) -> None:

@@ -78,7 +78,11 @@ class ReplicatedStage(PipelineStage):
         tag = microbatch * 2 * (self.num_stages + 1) + crossing
         return [dist.P2POp(operation, tensor[part.begin : part.end], part.peer, tag=tag) for part in parts]
 
-    # torch's schedules agree here on whether shapes are to be inferred, through one peer for each neighbour.
+    # torch's schedules agree here on whether shapes are to be inferred, or say hello, through one peer for each
+    # neighbour: there is nothing to agree on.
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        return []
+
     def _warmup_forward_vote(self, has_backward: bool, received_acc: Tensor | None = None) -> Tensor:
         return torch.ones(1, dtype=torch.int32)
 

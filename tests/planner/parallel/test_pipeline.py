@@ -68,10 +68,13 @@ def test_transfers_are_hidden_behind_computation():
 def test_flows_share_a_link_fairly():
     network = FlowNetwork({("link", 0): 10.0, ("link", 1): 2.0})
     one, two = Flow(100.0, ((("link", 0), 1.0),)), Flow(100.0, ((("link", 0), 1.0), (("link", 1), 1.0)))
-    assert network.start(one, 0.0) == [one] and one.rate == 10
-    assert set(network.start(two, 5.0)) == {one, two}
+    network.start(one, 0.0)
+    assert network.settle(0.0) == [one] and one.rate == 10
+    network.start(two, 5.0)
+    assert set(network.settle(5.0)) == {one, two}
     assert (one.rate, two.rate) == (8, 2) and one.remaining_bytes == 50
-    assert network.end(one, one.end_s) == [] and two.rate == 2
+    network.end(one)
+    assert network.settle(one.end_s) == [] and two.rate == 2
 
 
 def test_the_all_reduce_of_two_replicas():

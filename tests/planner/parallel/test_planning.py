@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from triton_ext.cli import app
 from triton_ext.errors import PlanningError
 from triton_ext.planner import cluster_file, presets
-from triton_ext.planner.parallel import plan_file, planning, profile_files, uniform
+from triton_ext.planner.parallel import plan_file, planning, profile_files, report, uniform
 from triton_ext.planner.parallel.plan import Settings
 from triton_ext.planner.parallel.planning import Options
 from triton_ext.planner.parallel.profiles import Profiles
@@ -111,12 +111,25 @@ def test_points_that_nobody_measured(profiles):
         ({"chunks": 2}, "schedule 1f1b, 2 chunks"),
         ({"allowed": ("all",)}, "allowed 'all'; there are recompute, shard-optimizer"),
         ({"algorithm": "metis", "cost": "metis", "schedule": "gpipe"}, "of the schedule 1f1b only"),
+        ({"algorithm": "metis", "cost": "metis", "allow_unused": True}, "uses all devices"),
         ({"algorithm": "metis", "cost": "metis", "allowed": ("recompute",)}, "has no further settings"),
     ],
 )
 def test_options_that_cannot_be(options, message):
     with pytest.raises(PlanningError, match=message):
         Options(**options)
+
+
+def test_devices_that_would_slow_a_plan_down_may_be_left_out(profiles):
+    """One V100 beside two A100, linked by 10 Mbit/s: with it, every step takes longer."""
+    far = presets.cluster({"A100-40": 2, "V100-16": 1})
+    links = tuple(dataclasses.replace(link, bandwidth_bytes_per_s=1.25e6) for link in far.links)
+    cluster = dataclasses.replace(far, links=links)
+    every = planning.search(profiles, cluster, 8, Options())
+    fewer = planning.search(profiles, cluster, 8, Options(allow_unused=True))
+    assert fewer.best.cost.total_ms < every.best.cost.total_ms
+    assert report.unused(every.best.plan, cluster) is None
+    assert report.unused(fewer.best.plan, cluster) == "left unused: 1 V100-16 (device 2)"
 
 
 def test_what_is_allowed_is_tried_with_and_without():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import struct
+import sys
 
 import pytest
 from rich.console import Console
@@ -200,3 +201,9 @@ def test_a_picture_that_cannot_be_written(tmp_path):
     plan = even(2)
     with pytest.raises(PlanningError, match="the picture cannot be written"):
         gantt.draw(plan, simulate(plan, CLUSTER, profiles()), CLUSTER, tmp_path / "none" / "g.png")
+
+
+def test_without_matplotlib(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(PlanningError, match=r"pip install 'triton-ext\[bench\]'"):
+        gantt.draw(even(2), simulate(even(2), CLUSTER, profiles()), CLUSTER, tmp_path / "g.png")

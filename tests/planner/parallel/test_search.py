@@ -6,6 +6,7 @@ import random
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,9 +15,11 @@ from random_plans import MIB, uniform, with_links
 from triton_ext.errors import PlanningError
 from triton_ext.planner.cluster import DeviceType, Fabric, Node, star
 from triton_ext.planner.parallel import metis
+from triton_ext.planner.parallel.options import Choice
 from triton_ext.planner.parallel.oracle import exhaustive, our_cost_ms, plans
 from triton_ext.planner.parallel.pipeline import simulate
 from triton_ext.planner.parallel.plan import Settings
+from triton_ext.planner.parallel.problems import OurProblem, Space
 from triton_ext.planner.parallel.profiles import Model, Point, Profiles
 from triton_ext.planner.parallel.search import SearchSettings, search
 
@@ -169,6 +172,8 @@ def test_devices_that_only_slow_down_may_be_left_out(seed):
     all_used = search(profiles, cluster, batch, SearchSettings(price_limit=10_000))
     some = search(profiles, cluster, batch, SearchSettings(allow_unused=True, price_limit=10_000))
     assert some.best.cost.total_ms <= all_used.best.cost.total_ms * (1 + 1e-9)
+    used = {device for stage in some.best.plan.stages for device in stage.devices}
+    assert bool(some.notes) == (len(used) < len(cluster.devices)) and not all_used.notes
     truth = exhaustive(plans(cluster, profiles, batch, allow_unused=True), our_cost_ms(cluster, profiles))
     assert some.best.cost.total_ms == pytest.approx(truth.cost_ms, rel=1e-9)
 
@@ -303,3 +308,30 @@ def test_a_wrong_batch():
     cluster, profiles = uniform()
     with pytest.raises(PlanningError, match="global_batch is 0"):
         search(profiles, cluster, 0)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from(["1f1b", "gpipe"]))
+def test_no_plan_goes_below_its_bound(seed, schedule):
+    cluster, profiles, batch = small_case(seed, memory_mib=(60_000, 60_000))
+    problem = OurProblem(profiles, cluster, batch, Space(schedule, 5, False))
+    every = list(plans(cluster, profiles, batch, schedule))
+    for plan in random.Random(seed).sample(every, min(20, len(every))):
+        bounds = []
+        for order in range(len(problem.orders)):
+            prepared = problem.prepare(Choice(order, plan.microbatches, Settings()))
+            numbers = {group.replicas: number for number, group in enumerate(prepared.options.groups)}
+            groups = [numbers.get(tuple(r.devices for r in stage.replicas)) for stage in plan.stages]
+            if None not in groups:
+                bounds.append(bound_s(prepared.bound, groups, plan))
+                assert problem.least_s(prepared) <= bounds[-1] * (1 + 1e-9)
+        assert bounds and max(bounds) <= simulate(plan, cluster, profiles).step_time_s * (1 + 1e-9)
+
+
+def bound_s(objective, groups, plan):
+    rows, after = np.zeros((objective.columns, 1)), np.array([-1])
+    for behind, (group, stage) in enumerate(zip(reversed(groups), reversed(plan.stages), strict=True), 1):
+        option, begin, end = np.array([group]), np.array([stage.begin]), np.array([stage.end])
+        rows = objective.extended(rows, option, begin, end, behind, after)
+        after = option
+    return float(objective.total_s(rows)[0])

@@ -177,7 +177,7 @@ def test_a_wider_or_quicker_link_never_takes_more_time(data):
 
 BASE = Request(
     "all_reduce", 4 * 7 * 10_000, "float32", 280, 1e-7, tuple(range(7)), slices=(4,), orders=("remote_first",),
-    costs=Costs(1e-7, 3e-7, 1e-6, 50e9, 20e-6, 5e-6),
+    costs=Costs(1e-7, 1e-6, 3e-7, 2e-6, 1e-7, 50e9, 20e-6, 5e-6),
 )  # fmt: skip
 
 
@@ -196,7 +196,9 @@ BASE = Request(
         {"unfused_compute_s": 1e-3},
         {"costs": replace(BASE.costs, put_s=1e-6)},
         {"costs": replace(BASE.costs, send_s=2e-6)},
-        {"costs": replace(BASE.costs, flag_s=2e-6)},
+        {"costs": replace(BASE.costs, flag_s=9e-6)},
+        {"costs": replace(BASE.costs, arrive_s=9e-6)},
+        {"costs": replace(BASE.costs, stolen_s=9e-7)},
         {"costs": replace(BASE.costs, sum_bytes_per_s=10e9)},
         {"costs": replace(BASE.costs, library_call_s=0.0)},
         {"costs": replace(BASE.costs, library_step_s=0.0)},

@@ -46,13 +46,19 @@ def plan(
     ] = None,
     time_limit: Annotated[float, typer.Option(help="Seconds, after which the best plan so far is taken.")] = 60.0,
     modelled: Annotated[
-        bool, typer.Option(help="Take points that no profile reaches from a roofline; else plans that need them fall.")
+        bool,
+        typer.Option(
+            "--modelled", help="Points that no profile reaches come from a roofline; else plans fall for them."
+        ),
     ] = False,
     activation_bytes: Annotated[
         int | None,
         typer.Option(help="What a layer hands to the next for one sample, where profiles do not say.", min=0),
     ] = None,
     chunks: Annotated[int, typer.Option(help="Of each stage, in an interleaved schedule: 2 or more.", min=1)] = 1,
+    allow_unused: Annotated[
+        bool, typer.Option("--allow-unused", help="Plans may leave devices out; else they use all.")
+    ] = False,
     processes: Annotated[int, typer.Option(help="Processes that search at once.", min=1)] = 1,
     top: Annotated[int, typer.Option(help="How many plans to show.", min=1)] = 5,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the best plan as JSON.")] = None,
@@ -71,6 +77,7 @@ def plan(
             schedule=schedule,
             allowed=tuple(allow or ()),
             chunks=chunks,
+            allow_unused=allow_unused,
             model_missing=modelled,
             time_limit_s=time_limit,
             keep=top,

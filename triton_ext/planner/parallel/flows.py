@@ -37,59 +37,60 @@ class FlowNetwork:
 
     capacity: dict[Resource, float]
     _users: dict[Resource, dict[Flow, float]] = field(default_factory=dict)  # in order of insertion
+    _touched: dict[Flow, None] = field(default_factory=dict)  # flows that share with one that came or went
 
-    def start(self, flow: Flow, now_s: float) -> list[Flow]:
-        """Add a flow; returns the flows whose rate has changed, itself included."""
+    def start(self, flow: Flow, now_s: float) -> None:
+        """Add a flow; it has a rate after `settle`."""
         flow.updated_s = now_s
-        alone = True
         for resource, load in flow.loads:
-            users = self._users.setdefault(resource, {})
-            alone = alone and not users
-            users[flow] = load
-        if alone:
-            flow.rate = min(self.capacity[resource] / load for resource, load in flow.loads)
-            return [flow]
-        return self._share(self._connected([flow]), now_s)
+            self._users.setdefault(resource, {})[flow] = load
+        self._touched[flow] = None
 
-    def end(self, flow: Flow, now_s: float) -> list[Flow]:
-        """Take a flow away; returns the flows whose rate has changed."""
-        touched: list[Flow] = []
+    def end(self, flow: Flow) -> None:
+        """Take a flow away."""
+        self._touched.pop(flow, None)
         for resource, _ in flow.loads:
             users = self._users[resource]
             del users[flow]
-            touched.extend(users)
-        return self._share(self._connected(touched), now_s) if touched else []
+            self._touched.update(dict.fromkeys(users))
 
-    def _connected(self, flows: Iterable[Flow]) -> list[Flow]:
-        found: dict[Flow, None] = {}
-        pending = list(flows)
+    def settle(self, now_s: float) -> list[Flow]:
+        """Rates after everything that came and went at one time; returns the flows whose rate has changed."""
+        if not self._touched:
+            return []
+        flows, used = self._connected(self._touched)
+        self._touched.clear()
+        return self._share(flows, used, now_s)
+
+    def _connected(self, flows: Iterable[Flow]) -> tuple[dict[Flow, None], set[Resource]]:
+        """All flows that share with these, directly or through others, and what they use."""
+        found, used = dict.fromkeys(flows), set[Resource]()
+        pending = list(found)
         while pending:
-            flow = pending.pop()
-            if flow in found:
-                continue
-            found[flow] = None
-            for resource, _ in flow.loads:
-                pending.extend(other for other in self._users[resource] if other not in found)
-        return list(found)
+            for resource, _ in pending.pop().loads:
+                if resource not in used:
+                    used.add(resource)
+                    fresh = [flow for flow in self._users[resource] if flow not in found]
+                    found.update(dict.fromkeys(fresh))
+                    pending += fresh
+        return found, used
 
-    def _share(self, flows: list[Flow], now_s: float) -> list[Flow]:
-        room = {resource: self.capacity[resource] for flow in flows for resource, _ in flow.loads}
-        waiting = dict.fromkeys(flows)
-        changed = []
+    def _share(self, flows: dict[Flow, None], used: set[Resource], now_s: float) -> list[Flow]:
+        room = {resource: self.capacity[resource] for resource in used}
+        load = {resource: sum(self._users[resource].values()) for resource in used}
+        waiting, changed = dict(flows), []
         while waiting:
-            rate, bottleneck = math.inf, None
-            for resource in room:
-                load = sum(load for user, load in self._users[resource].items() if user in waiting)
-                if load and room[resource] / load < rate:
-                    rate, bottleneck = room[resource] / load, resource
-            assert bottleneck is not None  # every flow uses at least one resource
+            # The fullest one; ties by name, since a set has no order.
+            rate, bottleneck = min((room[resource] / load[resource], resource) for resource in load)
             for flow in [user for user in self._users[bottleneck] if user in waiting]:
                 del waiting[flow]
-                for resource, load in flow.loads:
-                    room[resource] = max(0.0, room[resource] - rate * load)
+                for resource, part in flow.loads:
+                    room[resource] = max(0.0, room[resource] - rate * part)
+                    load[resource] -= part
                 if not math.isclose(rate, flow.rate, rel_tol=1e-12):
                     flow.remaining_bytes = max(0.0, flow.remaining_bytes - flow.rate * (now_s - flow.updated_s))
                     flow.rate, flow.updated_s = rate, now_s
                     flow.version += 1
                     changed.append(flow)
+            load = {resource: left for resource, left in load.items() if left > 1e-9}
         return changed

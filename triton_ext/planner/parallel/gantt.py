@@ -35,10 +35,13 @@ def draw(plan: ParallelPlan, step: Step, cluster: Cluster, path: Path) -> None:
 
     A stage with several replicas is drawn as its slowest one. Below a stage's row is what it sends: activations to the
     next stage, gradients to the one before. With many micro-batches the step's beginning and end are drawn larger.
+    Needs matplotlib.
     """
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
-
+    try:
+        from matplotlib.figure import Figure
+        from matplotlib.patches import Patch
+    except ImportError:
+        raise PlanningError("drawing needs matplotlib: pip install 'triton-ext[bench]'") from None
     rows = [_slowest(step, stage.devices) for stage in plan.stages]
     stages = len(plan.stages)
     panel_in = _ROW_IN * stages

@@ -8,6 +8,7 @@ Without the first rule every plan below a cost is found; with a beam, only some 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,7 @@ from .objectives import Objective
 from .options import Ints, Options
 
 _PAIRWISE = 400  # labels that are compared all at once
+_AT_ONCE = 1_000_000  # pairs of a label and a number of layers
 
 
 class OutOfTime(Exception):
@@ -57,7 +59,7 @@ class Limits:
     beam: int = 0
     dominance: bool = True
     deadline_s: float = float("inf")
-    labels: int = 2_000_000
+    labels: int = 300_000
 
 
 def search(
@@ -67,7 +69,6 @@ def search(
 
     Raises OutOfTime.
     """
-    empty = np.zeros(0, dtype=np.int64)
     levels = [
         _Labels(
             np.zeros((objective.columns, 1)), np.array([layers]), np.array([devices]), np.array([-1]), np.array([-1])
@@ -78,24 +79,17 @@ def search(
         before = levels[-1]
         if not len(before.begin):
             break
-        made = []
-        size = 0
+        made: list[_Labels] = []
         for first in range(devices - 1, -1, -1):
-            if time.monotonic() > limits.deadline_s:
-                raise OutOfTime
-            new = _in_front(objective, options, before, first, stages, limits, allow_unused)
-            if new is not None and len(new.begin):
-                new = new.take(_kept(objective, new, limits))
-                made.append(new)
-                size += len(new.begin)
-                if size > limits.labels:
+            here = list(_in_front(objective, options, before, first, stages, limits, allow_unused))
+            if here:
+                together = _joined(here)
+                made.append(together.take(_kept(objective, together, limits)))
+                if sum(len(labels.begin) for labels in made) > limits.labels:
                     raise OutOfTime
         if not made:
             break
-        level = _Labels(
-            np.concatenate([m.rows for m in made], axis=1),
-            *(np.concatenate([getattr(m, name) for m in made]) for name in ("begin", "first", "option", "parent")),
-        )
+        level = _joined(made)
         done = np.flatnonzero(level.begin == 0)
         totals = objective.total_s(level.rows[:, done])
         complete += [(float(total), stages, int(label)) for total, label in zip(totals, done, strict=True)]
@@ -110,7 +104,15 @@ def search(
             chain.append((int(level.option[label]), int(level.begin[label]), end))
             label = parent
         found.append(Found(total, tuple(chain)))
-    return found if len(complete) else list(empty)
+    return found
+
+
+def _joined(parts: list[_Labels]) -> _Labels:
+    names = ("begin", "first", "option", "parent")
+    return _Labels(
+        np.concatenate([part.rows for part in parts], axis=1),
+        *(np.concatenate([getattr(part, name) for part in parts]) for name in names),
+    )
 
 
 def _in_front(
@@ -121,41 +123,53 @@ def _in_front(
     stages: int,
     limits: Limits,
     allow_unused: bool,
-) -> _Labels | None:
-    """Labels with one more stage, which begins at a device."""
+) -> Iterator[_Labels]:
+    """Labels with one more stage, which begins at a device; in parts, for memory's sake."""
     starting = np.flatnonzero(options.first == first)
-    if not len(starting):
-        return None
     # Labels are sorted by first device, descending: those from a device on are the first ones.
     until = np.searchsorted(-before.first, -options.last[starting], side="right")
-    since = (
-        np.zeros_like(until) if allow_unused else np.searchsorted(-before.first, -options.last[starting], side="left")
-    )
+    since = np.searchsorted(-before.first, -options.last[starting], side="left")
+    if allow_unused:
+        since = np.zeros_like(until)
     counts = until - since
-    total = int(counts.sum())
-    if not total:
-        return None
     option = np.repeat(starting, counts)
-    label = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(since, counts)
-    ends = before.begin[label]
-    keep = ends > 0
-    option, label, ends = option[keep], label[keep], ends[keep]
-    begins = np.arange(1 if first and not allow_unused else 0, 1 if not first else int(ends.max(initial=0)))
-    if not len(begins) or not len(ends):
-        return None
-    shape = (len(option), len(begins))
-    begin = np.broadcast_to(begins, shape)
-    mask = begin < ends[:, None]
-    pair, column = np.nonzero(mask)
-    option, label, end, begin = option[pair], label[pair], ends[pair], begins[column]
-    possible = objective.possible(option, begin, end, stages, limits.best_s)
+    label = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(since, counts)
+    open_ones = before.begin[label] > 0
+    option, label = option[open_ones], label[open_ones]
+    most = int(before.begin[label].max(initial=0))
+    begins = np.arange(1 if first and not allow_unused else 0, most if first else 1)
+    step = max(1, _AT_ONCE // max(1, len(begins)))
+    for start in range(0, len(label), step):
+        if time.monotonic() > limits.deadline_s:
+            raise OutOfTime
+        some = slice(start, start + step)
+        found = _extended(objective, before, option[some], label[some], begins, first, stages, limits.best_s)
+        if found is not None:
+            yield found
+
+
+def _extended(
+    objective: Objective,
+    before: _Labels,
+    option: Ints,
+    label: Ints,
+    begins: Ints,
+    first: int,
+    stages: int,
+    best_s: float,
+) -> _Labels | None:
+    """Options in front of labels, pair by pair, with every number of layers."""
+    end = before.begin[label]
+    pair, column = np.nonzero(begins < end[:, None])
+    option, label, end, begin = option[pair], label[pair], end[pair], begins[column]
+    possible = objective.possible(option, begin, end, stages, best_s)
     option, label, end, begin = option[possible], label[possible], end[possible], begin[possible]
     if not len(option):
         return None
     rows = objective.extended(before.rows[:, label], option, begin, end, stages, before.option[label])
     at = np.full(len(begin), first)
-    good = np.flatnonzero(objective.bound_s(rows, begin, at) < limits.best_s)
-    return _Labels(rows[:, good], begin[good], at[good], option[good], label[good])
+    good = np.flatnonzero(objective.bound_s(rows, begin, at) < best_s)
+    return _Labels(rows[:, good], begin[good], at[good], option[good], label[good]) if len(good) else None
 
 
 def _kept(objective: Objective, labels: _Labels, limits: Limits) -> Ints:

@@ -91,11 +91,10 @@ class Pipeline:
     - a round trip for every k micro-batches, since only k are in flight;
     - all micro-batches over the links that leave it.
     Optimistic: a bound for every plan, of the fastest replica where a path may go through any, and links that carry
-    nothing else. Otherwise an estimate, of the slowest, with all transfers of a boundary at once; which finds good
-    plans but proves nothing.
+    nothing else. Otherwise an estimate, of the slowest, with the time of whole transfers, which finds good
+    plans but proves nothing; it has a fourth column, the first stage's time, since two stages that wait for each
+    other's transfers take a micro-batch each in the time of both.
     """
-
-    columns = 3
 
     def __init__(
         self,
@@ -113,6 +112,7 @@ class Pipeline:
         self._bytes = np.array([0, *sample_bytes], dtype=float)  # by the layer that a cut is before
         self._batches, self._samples, self._gpipe = microbatches, samples, schedule == "gpipe"
         self._sharded, self._optimistic = shard_parameters, optimistic
+        self.columns = 3 if optimistic else 4
         self._ring_s_per_byte = network.ring_s_per_byte[options.index]
         self._ring_s = network.ring_s[options.index]
         self._first_node, self._last_node = network.first_node[options.index], network.last_node[options.index]
@@ -159,11 +159,12 @@ class Pipeline:
         pipeline = np.maximum(pipeline, way + least[1])
         if not self._gpipe:
             if batches > stages:
-                pipeline = np.maximum(pipeline, 2 * trip + (batches - stages - 1) * x)
+                period = x if self._optimistic else np.maximum(x, (way + least[3]) / 2)
+                pipeline = np.maximum(pipeline, 2 * trip + (batches - stages - 1) * period)
             rounds, rest = divmod(batches - 1, stages)
             pipeline = np.maximum(pipeline, trip * (rounds + 1) + rest * b)
         step = np.maximum(pipeline + end_s, forward + least[2])
-        return np.stack([trip, pipeline, step])
+        return np.stack([trip, pipeline, step] if self._optimistic else [trip, pipeline, step, f + b])
 
     def total_s(self, rows: Floats) -> Floats:
         return rows[2]
@@ -193,8 +194,10 @@ class Pipeline:
         near = (node == target) & self._inside[left] & self._inside[right]
         most = np.maximum(self._o.most[left], self._o.most[right])
         width = np.minimum(self._n.leaving[node], self._n.entering[target])
+        # Replicas that share a link fall out of step until their transfers follow each other: each waits for its own.
         # What one node of a wider group sends is its part of the samples.
         parts = np.where(self._inside[left] | self._inside[right], self._samples, most)
         with np.errstate(divide="ignore"):
+            own = np.where(near, most / self._n.fabric[node], most / width)
             busy = np.where(near, most / self._n.fabric[node], parts / width)
-        return sample_bytes * busy, sample_bytes * busy
+        return sample_bytes * own, sample_bytes * busy

@@ -174,6 +174,9 @@ class _Run:
         while self.queue:
             self.now, _, action = heapq.heappop(self.queue)
             action()
+            if not self.queue or self.queue[0][0] > self.now:
+                for flow in self.network.settle(self.now):
+                    self._at(flow.end_s, partial(self._flow_ended, flow, flow.version))
         compute, exposed, memory = {}, {}, {}
         for stage in self.workers:
             for worker in stage:
@@ -194,17 +197,12 @@ class _Run:
     def _flow(self, size: float, loads: Loads, ended: Callable[[], None]) -> None:
         flow = Flow(size, loads)
         self.ends[flow] = ended
-        self._predict(self.network.start(flow, self.now))
-
-    def _predict(self, flows: list[Flow]) -> None:
-        for flow in flows:
-            self._at(flow.end_s, partial(self._flow_ended, flow, flow.version))
+        self.network.start(flow, self.now)
 
     def _flow_ended(self, flow: Flow, version: int) -> None:
         if version == flow.version and flow in self.ends:
-            ended = self.ends.pop(flow)
-            self._predict(self.network.end(flow, self.now))
-            ended()
+            self.network.end(flow)
+            self.ends.pop(flow)()
 
     def _send(self, channel: _Channel, size: float, arrived: Callable[[], None]) -> None:
         channel.waiting.append((size, arrived))

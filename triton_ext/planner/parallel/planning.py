@@ -41,7 +41,7 @@ class Options:
 
     algorithm, cost: of METHODS; Metis's search minimises Metis's cost only. schedule, allowed: what our search may use
     beyond the plainest plan: names of ALLOWED, each of which it tries with and without. chunks: of each
-    stage in an interleaved schedule. model_missing: points that no
+    stage in an interleaved schedule. allow_unused: plans may leave devices out. model_missing: points that no
     profile reaches come from a roofline. keep: how many plans are returned. processes: that search at once.
     """
 
@@ -50,6 +50,7 @@ class Options:
     schedule: str = "1f1b"
     allowed: tuple[str, ...] = ()
     chunks: int = 1
+    allow_unused: bool = False
     model_missing: bool = False
     time_limit_s: float = 60.0
     keep: int = 5
@@ -65,6 +66,8 @@ class Options:
             raise PlanningError(f"allowed {unknown[0]!r}; there are {', '.join(ALLOWED)}")
         if self.chunks < 1 or (self.chunks > 1) != (self.schedule == "interleaved"):
             raise PlanningError(f"schedule {self.schedule}, {self.chunks} chunks; interleaved has 2 or more, others 1")
+        if self.algorithm == "metis" and self.allow_unused:
+            raise PlanningError("the algorithm metis uses all devices; the algorithm ours may leave some out")
         if self.cost == "metis" and (self.allowed or self.schedule != "1f1b"):
             raise PlanningError("the cost metis is of the schedule 1f1b only, and has no further settings")
 
@@ -76,6 +79,7 @@ class Options:
             "schedule": self.schedule,
             "allowed": ", ".join(sorted(self.allowed)),
             "chunks": self.chunks,
+            "allow_unused": self.allow_unused,
             "model_missing": self.model_missing,
         }
 
@@ -107,6 +111,7 @@ def search(
         metis=published,
         schedule=options.schedule,
         plan_settings=options.plan_settings(),
+        allow_unused=options.allow_unused,
         time_limit_s=options.time_limit_s,
         processes=options.processes,
         plans=options.keep,

@@ -142,7 +142,7 @@ def memory(best: Simulated, cluster: Cluster) -> Table:
                 str(number),
                 f"{len(devices)} {name}: {_numbers(devices)}",
                 bar(needed / limit),
-                f"{needed / _GIB:.1f}",
+                f"{needed / _GIB:.1f}" if needed >= _GIB / 10 else f"{needed / _GIB:.2g}",
                 f"{limit / _GIB:.0f} ({needed / limit:.0%})",
             )
     return table
@@ -155,7 +155,7 @@ def unused(plan: ParallelPlan, cluster: Cluster) -> str | None:
     if not left:
         return None
     types = ", ".join(f"{n} {name}" for name, n in Counter(cluster.devices[device].type for device in left).items())
-    return f"left unused: {types} (devices {_numbers(left)})"
+    return f"left unused: {types} (device{'s' if len(left) > 1 else ''} {_numbers(left)})"
 
 
 def bar(share: float) -> Text:
@@ -216,7 +216,7 @@ def speed_ups(best: CostedPlan, others: Mapping[str, CostedPlan | None]) -> Tabl
             table.add_row(name, "no plan", "")
         else:
             ratio = other.cost.total_ms / best.cost.total_ms if best.cost.total_ms else float("nan")
-            table.add_row(name, f"{other.cost.total_ms:.5g}", f"{ratio:.3g}")
+            table.add_row(name, f"{other.cost.total_ms:.5g}", f"{ratio:.2f}")
     return table
 
 

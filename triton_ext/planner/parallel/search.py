@@ -7,8 +7,8 @@
 4. Choices that are still below it: all plans whose bound is below the best plan's cost are priced, the most promising
    first. What is left when the time or the limit of priced plans ends is the gap.
 
-With cost="metis" the objective itself is minimised exactly in step 3. Choices are handled in rounds of fixed size, so
-that a result does not depend on the number of processes, unless the time ends.
+With cost="metis" the objective itself is minimised exactly in step 3, from the published search's plan on. Choices are
+handled in rounds of fixed size, so that a result does not depend on the number of processes, unless the time ends.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...errors import PlanningError
 from ..cluster import Cluster
 from . import labels
 from .metis import MetisSettings
+from .metis import search as search_published
 from .objectives import Objective
 from .options import Choice, choices
 from .plan import SCHEDULES, ParallelPlan, Settings
@@ -32,13 +33,16 @@ from .problems import MetisProblem, OurProblem, Prepared, Problem, Space, plan_o
 from .profiles import Profiles
 from .result import CostedPlan, Rejected, SearchResult
 
-_ROUND = 8  # choices that are handled with the same best plan
+_ROUND = 4  # choices that are handled with the same best plan
+_FIRST = 8  # choices whose plans are looked for before all others are bounded
 _BEAM = 3
-_TRIED = 8  # plans of a beam search, or of a bound, whose cost is computed roughly
+_TRIED = 4  # plans of a beam search, or of a bound, whose cost is computed roughly
 _TRIED_INTERLEAVED = 30  # the same, where their order says little
-_PRICED = 2  # of these, the best are priced
-_ROUGH = 1.05  # if they are not more than this beyond the best plan: how far a rough cost may be too high
-_MOST = 2_000_000  # labels of one number of stages
+_NEAR = 1.1  # times what the first of them takes, by the search's own estimate
+_PRICED = 2  # of these, the first ones, and the best ones by their rough cost, are priced
+_ROUGH = 1.1  # if they are not more than this beyond the best plan: how far a rough cost may be too high
+_PUBLISHED_SHARE = 0.25  # of the time, for Metis's search before ours under its cost
+_MOST = 300_000  # labels of one number of stages
 _ALL = 50_000  # labels of one number of stages, where none is dominated
 
 
@@ -59,7 +63,7 @@ class SearchSettings:
     max_stages: int | None = None
     allow_unused: bool = False
     time_limit_s: float = 30.0
-    price_limit: int = 300
+    price_limit: int = 1000
     processes: int = 1
     plans: int = 10
     seeds: tuple[ParallelPlan, ...] = ()
@@ -209,9 +213,14 @@ class _Worker:
         """The most promising of some plans, with their cost."""
         outcome = _Outcome()
         tried = _TRIED_INTERLEAVED if self.settings.schedule == "interleaved" else _TRIED
-        plans = [self._plan(prepared, candidate) for candidate in found[:tried]]
+        near = [candidate for candidate in found[:tried] if candidate.total_s <= _NEAR * found[0].total_s]
+        plans = [self._plan(prepared, candidate) for candidate in near]
         rough = sorted((self.problem.rough_s(plan), number) for number, plan in enumerate(plans))
-        for rough_s, number in rough[:_PRICED]:
+        # Rough costs are too high where links are busy, the search's own estimates may be wrong either way.
+        chosen = [
+            (rough_s, number) for place, (rough_s, number) in enumerate(rough) if place < _PRICED or number < _PRICED
+        ]
+        for rough_s, number in chosen:
             if rough_s < _ROUGH * best_s or math.isinf(rough_s):  # inf: it has a reason, which is counted
                 self._take(outcome, plans[number])
         return outcome
@@ -268,13 +277,22 @@ class _Search:
         return min((plan.cost.total_ms for plan in self._plans.values()), default=math.inf) / 1e3
 
     def run(self) -> SearchResult:
-        for plan in self._settings.seeds:
+        for plan in (*self._settings.seeds, *self._published()):
             priced = self._local.problem.price(plan)
             if isinstance(priced, CostedPlan):
                 self._plans[plan] = priced
         with self._workers():
             bounds = self._steps()
         return self._result(min(bounds.values(), default=math.inf))
+
+    def _published(self) -> tuple[ParallelPlan, ...]:
+        """For Metis's cost, the plan of Metis's search: ours is never above it, even where time ends early."""
+        if self._settings.cost != "metis":
+            return ()
+        profiles, cluster, batch, settings = self._arguments
+        given = replace(settings.metis, keep=1, time_limit_s=_PUBLISHED_SHARE * settings.time_limit_s)
+        best = search_published(profiles, cluster, batch, given).best
+        return (best.plan,) if best else ()
 
     @contextmanager
     def _workers(self) -> Iterator[None]:
@@ -310,7 +328,7 @@ class _Search:
             self._complete = False
             return bounds
         # Some plans first, without which the bounds would not leave out much; then those of the most promising choices.
-        first = [choice for choice, _ in self._round("beam", everything, bounds, most=_ROUND)]
+        first = [choice for choice, _ in self._round("beam", everything, bounds, most=_FIRST)]
         for choice, outcome in self._round("labels", everything, bounds):
             bounds[choice] = max(bounds[choice], outcome.bound_s)
         others = [choice for choice in everything if choice not in first]
@@ -340,7 +358,8 @@ class _Search:
             if now and time.monotonic() > self._deadline_s:
                 self._complete = False
                 return
-            tasks = [_Task(step, choice, self._best_s, self._deadline_s, limit) for choice in now]
+            part = -(-limit // max(1, len(open_ones)))  # each choice may have as many plans priced as the others
+            tasks = [_Task(step, choice, self._best_s, self._deadline_s, part) for choice in now]
             outcomes = self._outcomes(tasks, [numbers[choice] for choice in now])
             for choice, outcome in zip(now, outcomes, strict=True):
                 self._take(outcome)
@@ -366,10 +385,22 @@ class _Search:
             costed=len(self._plans),
             rejected=tuple(Rejected(code, count, _REASONS[code]) for code, count in sorted(self._rejected.items())),
             pruned={f"choices without {step}": count for step, count in self._pruned.items() if count},
+            notes=self._notes(best),
             elapsed_s=time.monotonic() - self._started,
-            complete=self._complete,
+            complete=self._complete or bool(proving and bound_s >= self._best_s),  # nothing that was left out counts
             lower_bound_ms=min(bound_s, self._best_s) * 1e3 if proving else None,
         )
+
+    def _notes(self, best: Sequence[CostedPlan]) -> tuple[str, ...]:
+        notes = []
+        if best:
+            used = {device for stage in best[0].plan.stages for device in stage.devices}
+            unused = [str(device) for device in range(self._local.devices) if device not in used]
+            if unused:
+                notes.append(f"the best plan leaves out devices {', '.join(unused)}")
+        if self._settings.schedule == "interleaved":
+            notes.append("an interleaved schedule has no bound: the best plan is not proven")
+        return tuple(notes)
 
 
 _REASONS = {

@@ -3,17 +3,18 @@
 One step after the other. In a step, a link carries what is queued for it as soon as that has been computed, and the
 step ends with the last byte on any link: for each link, the maximum over its messages of the time when one is ready,
 plus the time that it and all that are ready later need. So do a sender's puts. A step then adds its longest latency,
-the flag, and the sums of the rank that adds most.
+the flag, and the sums of the rank that adds most. A computation is longer by what its messages take from it, and by a
+flag for each step but the last: ranks that meet there are never there at the same time.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .costs import Costs
-from .schedule import Schedule
+from .schedule import Schedule, Step
 from .topology import Topology
 
 
@@ -37,7 +38,8 @@ def standalone_s(schedule: Schedule, topology: Topology, part_bytes: int, costs:
 
 def library_s(schedule: Schedule, topology: Topology, part_bytes: int, costs: Costs) -> float:
     """Of a collective library that runs this schedule."""
-    plain = Costs(flag_s=costs.library_step_s, sum_bytes_per_s=costs.sum_bytes_per_s)
+    step_s = costs.library_step_s
+    plain = Costs(flag_s=step_s, arrive_s=step_s, sum_bytes_per_s=costs.sum_bytes_per_s)
     return costs.library_call_s + standalone_s(schedule, topology, part_bytes, plain)
 
 
@@ -46,10 +48,15 @@ def fused_s(
 ) -> float:
     """From the kernel's start until all ranks have their results. scale: of all that is communication (measured over
     predicted). Seconds."""
+    flags_s = [_flag_s(step, topology, costs) for step in schedule.steps]
+    if kernel.tile_compute_s:
+        stolen_s = costs.stolen_s * kernel.slices * _messages_of_busiest(schedule, topology)
+        longer_s = scale * (stolen_s + sum(flags_s[:-1]))
+        kernel = replace(kernel, tile_compute_s=kernel.tile_compute_s + longer_s / kernel.tiles)
     compute_s = kernel.tiles * kernel.tile_compute_s
     ready_of = [_readiness(schedule, rank, kernel) for rank in range(schedule.world)]
     finished_s = 0.0
-    for step in schedule.steps:
+    for step, flag_s in zip(schedule.steps, flags_s, strict=True):
         # Per link and sender: when what is queued there was computed, and for how long it is busy with it.
         queues: dict[int, list[tuple[float, float]]] = {}
         added: dict[int, int] = {}
@@ -69,8 +76,24 @@ def fused_s(
                 queue += [(at_s, seconds * scale / len(ready)) for at_s in ready]
         ended_s = max(map(_drained_s, queues.values()), default=finished_s)
         sums_s = max(added.values(), default=0) / costs.sum_bytes_per_s
-        finished_s = ended_s + scale * (latency_s + costs.flag_s + sums_s)
+        finished_s = ended_s + scale * (latency_s + flag_s + sums_s)
     return max(finished_s, compute_s)
+
+
+def _flag_s(step: Step, topology: Topology, costs: Costs) -> float:
+    crosses = any(topology.nodes[source] != topology.nodes[destination] for source, destination, _, _ in step)
+    return max(costs.arrive_s, costs.flag_s) if crosses else costs.flag_s
+
+
+def _messages_of_busiest(schedule: Schedule, topology: Topology) -> int:
+    """Messages between nodes that a rank sends and gets, of the rank that has most."""
+    count = [0] * schedule.world
+    for step in schedule.steps:
+        for source, destination, _, _ in step:
+            if topology.nodes[source] != topology.nodes[destination]:
+                count[source] += 1
+                count[destination] += 1
+    return max(count)
 
 
 def _drained_s(queue: list[tuple[float, float]]) -> float:
