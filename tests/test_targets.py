@@ -116,7 +116,8 @@ def test_all_threads_leave_a_wait_together(target):
     for begin, line in enumerate(lines):
         if line.startswith("$L__BB") and any("Inner Loop Header" in comment for comment in lines[begin : begin + 4]):
             label = re.escape(line.split(":")[0])
-            end = next(n for n in range(begin, len(lines)) if re.match(rf"(?:@!?%p\d+ )?bra\S*\s+{label};", lines[n]))
+            jump = re.compile(rf"(?:@!?%p\d+ )?bra\S*\s+{label};")
+            end = next((n for n in range(begin, len(lines)) if jump.match(lines[n])), begin)
             if any("sys.acquire" in each for each in lines[begin:end]):
                 waits.append(lines[begin:end])
     assert len(waits) == 3, "for partial values, of own and of shared tiles, and at the end"
