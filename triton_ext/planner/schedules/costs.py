@@ -40,6 +40,6 @@ class Costs:
 NONE = Costs()
 #: Processes on CPUs: stores to shared memory cost no message, and between hosts a thread of the host sends through a
 #: socket. Orders of magnitude, adjusted to benchmarks/schedules.py on a busy machine of two cores (docs/schedules.md).
-ON_CPU = Costs(0.0, 10e-6, 50e-6, 300e-6, 50e-6, 5e9, library_call_s=100e-6, library_step_s=50e-6)
+ON_CPU = Costs(0.0, 10e-6, 50e-6, 300e-6, 50e-6, 10e9, library_call_s=100e-6, library_step_s=50e-6)
 #: Kernels on GPUs: assumed orders of magnitude, not measured.
 ON_GPU = Costs(1e-6, 2e-6, 2e-6, 3e-6, 0.0, 500e9, library_call_s=10e-6, library_step_s=4e-6)
