@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from parallel_plans import tell
 from triton_ext.errors import PlanningError
 from triton_ext.planner import presets
 from triton_ext.planner.cluster import Cluster
@@ -202,14 +203,6 @@ def each(title: str, rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
         found.append(row)
     tell(title, found)
     return found
-
-
-def tell(title: str, rows: list[dict[str, Any]]) -> None:
-    print(title)
-    names = list(rows[0])
-    widths = [max(len(name), *(len(str(row[name])) for row in rows)) for name in names]
-    for line in [names, *([str(row[name]) for name in names] for row in rows)]:
-        print("  " + "  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)))
 
 
 def main() -> None:

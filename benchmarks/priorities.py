@@ -16,13 +16,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from triton_ext.planner import presets
 from triton_ext.planner.cluster import Cluster, Fabric, Node
 from triton_ext.planner.jobs.baselines import BASELINES, shortest_first, sincronia, time_shift
-from triton_ext.planner.jobs.job import Routes
+from triton_ext.planner.jobs.job import Flow, Job, Routes
 from triton_ext.planner.jobs.path_selection import select_paths
 from triton_ext.planner.jobs.policy import Decision, Policy, Snapshot, crux
-from triton_ext.planner.jobs.simulator import simulate
+from triton_ext.planner.jobs.simulator import Submission, simulate
 from triton_ext.planner.jobs.trace import Load, generate
 from triton_ext.planner.topologies import ClosLinks, lingjun, two_layers
 
@@ -111,6 +113,22 @@ def measure(cluster: Cluster, load: Load, span_s: float, seeds: range) -> list[d
     return runs
 
 
+def events_per_s() -> float:
+    """Flow events a second of processor time: 12 jobs on 64 hosts of 8 rails, whose rings have equal flows, as
+    collectives do."""
+    cluster = two_layers(DEVICE, HOST, 8, 8, ClosLinks(4, 100e9, 200e9))
+    random = np.random.default_rng(0)
+    submissions = []
+    for i, count in enumerate((16, 16, 8, 8, 8, 4, 4, 4, 2, 2, 2, 2)):
+        hosts = [f"host{h}" for h in random.choice(64, count, replace=False)]
+        flows = tuple(Flow(a, b, 2e9) for a, b in zip(hosts, hosts[1:] + hosts[:1], strict=True) for _ in range(8))
+        flop, compute_s = random.uniform(1e15, 9e15), random.uniform(0.2, 1)
+        submissions.append(Submission(Job(f"j{i}", 8 * count, float(flop), float(compute_s), flows), float(i)))
+    began_s = time.process_time()
+    outcome = simulate(cluster, submissions, crux, LEVELS, 300)
+    return outcome.flow_events / (time.process_time() - began_s)
+
+
 def gains(runs: list[dict[str, Any]]) -> dict[str, list[float]]:
     """How much more is computed with Crux, in percent, by baseline and seed."""
     flop = {(run["policy"], run["seed"]): run["computed_flop"] for run in runs}
@@ -159,10 +177,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=Path("results/priorities.json"))
     parser.add_argument("--png", type=Path)
     arguments = parser.parse_args()
-    clos, public, narrow = two_layer_clos(), public_hosts(50e9), public_hosts(12.5e9)
+    print(f"twelve jobs, flows on their own: {events_per_s():,.0f} flow events a second")
+    two_layer, public, narrow = two_layer_clos(), public_hosts(50e9), public_hosts(12.5e9)
     cases = [
-        ("Clos of 173 racks, light", clos, LIGHT),
-        ("Clos of 173 racks, heavy", clos, HEAVY),
+        ("Clos of 173 racks, light", two_layer, LIGHT),
+        ("Clos of 173 racks, heavy", two_layer, HEAVY),
         ("847 public hosts, light", public, LIGHT),
         ("847 public hosts, heavy", public, HEAVY),
         ("847 public hosts, scattered, 8:1", narrow, SCATTERED),

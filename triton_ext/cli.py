@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import importlib.util
 import inspect
 import os
 import sys
@@ -21,6 +19,7 @@ from .errors import TritonExtError
 from .planner.jobs.command import priorities
 from .planner.parallel.command import plan
 from .probing.command import probe
+from .user_code import import_file, name_values
 
 app = typer.Typer(help="Triton kernels that communicate.", no_args_is_help=True, add_completion=False)
 app.command()(plan)
@@ -52,7 +51,7 @@ def compile(
 
     try:
         module, function = _load(kernel)
-        arguments = getattr(module, "SIGNATURES", {}).get(function.__name__, {}) | _pairs(argument or [])
+        arguments = getattr(module, "SIGNATURES", {}).get(function.__name__, {}) | name_values(argument or [])
         for name in target:
             for path in aot.write_stages(function, arguments, name, output):
                 print(f"{name}: {path} ({path.stat().st_size} bytes)")
@@ -290,20 +289,6 @@ def _cores(text: str) -> list[int]:
     return chosen
 
 
-def _pairs(texts: list[str]) -> dict[str, Any]:
-    """NAME=VALUE, where numbers and booleans are what Python reads them as."""
-    pairs: dict[str, Any] = {}
-    for text in texts:
-        name, separator, value = text.partition("=")
-        if not separator:
-            raise TritonExtError(f"--arg {text}: write it as NAME=VALUE")
-        try:
-            pairs[name] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            pairs[name] = value
-    return pairs
-
-
 def _load(kernel: str) -> tuple[ModuleType, Any]:
     """The module and the kernel of FILE:KERNEL."""
     from triton.runtime.jit import JITFunction
@@ -311,25 +296,8 @@ def _load(kernel: str) -> tuple[ModuleType, Any]:
     file, separator, name = kernel.rpartition(":")
     if not separator or not Path(file).is_file():
         raise TritonExtError(f"{kernel}: write it as FILE:KERNEL, with a Python file that exists")
-    module = _import(Path(file).resolve())
+    module = import_file(Path(file))
     kernels = [n for n, value in inspect.getmembers(module) if isinstance(value, JITFunction)]
     if name not in kernels:
         raise TritonExtError(f"{file} has no @triton.jit function {name}; it has: {', '.join(kernels) or 'none'}")
     return module, getattr(module, name)
-
-
-def _import(path: Path) -> ModuleType:
-    """Import a file, as part of its package if it is in one."""
-    root, parts = path.parent, [path.stem]
-    while (root / "__init__.py").exists():
-        parts.insert(0, root.name)
-        root = root.parent
-    sys.path.insert(0, str(root))
-    if len(parts) > 1:
-        return importlib.import_module(".".join(parts))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module

@@ -14,7 +14,6 @@ from emulation import require_hosts
 
 SHAPE = (64, 48)
 CHECKED = ["all_to_all", "all_reduce", "all_gather"]
-SCHEDULES = ["direct", "hierarchical"]
 
 
 @pytest.fixture(autouse=True)
@@ -72,8 +71,15 @@ def _until_an_error(rank, tell, schedule="direct"):
     os._exit(0)  # gloo has lost a member, and would complain
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize(("hosts", "ranks_per_host"), [(2, 2), (3, 1)])
+@pytest.mark.parametrize(
+    ("hosts", "ranks_per_host", "schedule"),
+    [
+        (2, 2, "hierarchical"),
+        (3, 1, "direct"),
+        pytest.param(2, 2, "direct", marks=pytest.mark.slow),
+        pytest.param(3, 1, "hierarchical", marks=pytest.mark.slow),
+    ],
+)
 def test_all_collectives(hosts, ranks_per_host, schedule):
     with harness.HostsJob(hosts, ranks_per_host, _runs_for_seconds, 2, schedule) as job:
         assert _runs(job) > 1
@@ -95,7 +101,7 @@ def test_a_link_that_comes_back():
         assert min(job.receive(rank) for rank in range(2)) > 1
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", ["hierarchical", pytest.param("direct", marks=pytest.mark.slow)])
 def test_a_link_that_stays_cut(monkeypatch, schedule):
     monkeypatch.setenv("TRITON_EXT_TIMEOUT_S", "3")
     with harness.HostsJob(2, 2, _until_an_error, schedule) as job:
@@ -120,7 +126,7 @@ def test_a_host_that_dies():
         assert time.monotonic() - killed < 10, "noticed long before the timeout"
 
 
-@pytest.mark.parametrize("killed", [0, 3])  # a gateway, and a rank that has one
+@pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.slow), 3])  # a gateway, and a rank that has one
 def test_a_rank_of_a_hierarchy_that_dies(killed):
     with harness.HostsJob(2, 2, _until_an_error, "hierarchical") as job:
         assert [job.receive(rank) for rank in range(4)] == ["ready"] * 4
@@ -207,7 +213,7 @@ def test_what_a_plan_has_taken_arrives_although_it_ends():
     assert harness.run_on_hosts(2, 1, _sends_and_leaves, rate="100mbit") == [True] * 2
 
 
-@pytest.mark.parametrize("root", [0, 1])
+@pytest.mark.parametrize("root", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_gateway_serves_its_host_to_the_end(root):
     """Rank 0 is the gateway of rank 1; both have nothing to wait for."""
     assert harness.run_on_hosts(2, 2, _sends_and_leaves, root, "hierarchical", rate="100mbit") == [True] * 4
@@ -233,7 +239,9 @@ def _many_plans(rank, tell, schedule):
     return before, held()
 
 
-@pytest.mark.parametrize(("ranks_per_host", "schedule"), [(1, "direct"), (2, "hierarchical")])
+@pytest.mark.parametrize(
+    ("ranks_per_host", "schedule"), [(1, "direct"), pytest.param(2, "hierarchical", marks=pytest.mark.slow)]
+)
 def test_plans_leave_nothing_behind(ranks_per_host, schedule):
     for before, after in harness.run_on_hosts(2, ranks_per_host, _many_plans, schedule):
         assert after[0] <= before[0] and after[1] <= before[1]

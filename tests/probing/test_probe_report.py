@@ -1,5 +1,7 @@
 """Measurements as tables, from made-up ones."""
 
+import io
+
 from rich.console import Console
 
 from triton_ext.planner.measurements import CollectiveTime, Measurements, Point, RankFigures, Transfer
@@ -28,9 +30,8 @@ def measurements(hosts, ranks_per_host):
 
 def rows(table):
     """The text of a table's rows, without lines."""
-    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    with console.file:
-        console.print(table)
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(table)
     lines = [line for line in console.export_text().splitlines() if line.startswith("│")]
     return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
 

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from triton_ext.errors import PlanningError
+from triton_ext.errors import PlanningError, TritonExtError
 from triton_ext.training import model
 from triton_ext.training.transformer import transformer
+from triton_ext.user_code import name_values
 
 TRANSFORMER = "triton_ext.training.transformer:transformer"
 SMALL = {"width": 16, "blocks": 2, "heads": 2, "sequence": 8, "vocabulary": 32}
@@ -101,6 +102,6 @@ def test_a_model_without_shard_is_for_one_device():
 
 
 def test_arguments_are_python_values_or_texts():
-    assert model.parse_arguments(["a=1", "b=2.5", "c=word"]) == {"a": 1, "b": 2.5, "c": "word"}
-    with pytest.raises(PlanningError, match="NAME=VALUE"):
-        model.parse_arguments(["width"])
+    assert name_values(["a=1", "b=2.5", "c=word"]) == {"a": 1, "b": 2.5, "c": "word"}
+    with pytest.raises(TritonExtError, match="NAME=VALUE"):
+        name_values(["width"])

@@ -94,6 +94,7 @@ def test_kept_activations_are_counted_once_and_parameters_not():
     assert outcome.measured[1, 5].point.activation_memory_bytes == (5 * 64 * 4, 5 * 64 * 4)
 
 
+@pytest.mark.slow
 def test_layers_share_the_time_as_they_compute():
     class Busy(nn.Module):
         def __init__(self, times):

@@ -26,14 +26,14 @@ def test_a_process_with_a_quota_takes_its_time():
         with quota.joined(limits.setting(0)):
             limited = slowdown()
         groups = limits.groups
-    assert 3.0 < limited < 9.0  # 4, and more where the machine is busy
+    assert limited > 3.0  # 4, and more where the machine is busy
     assert not any(group.exists() for group in groups)
 
 
 def test_a_duty_cycle_does_the_same_without_cgroups():
     with quota.joined("0.25:"):
         limited = slowdown()
-    assert 2.5 < limited < 9.0
+    assert limited > 2.5
 
 
 def test_no_setting_is_no_limit():

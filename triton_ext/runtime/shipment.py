@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -162,7 +163,7 @@ class Member:
                 self.may_store[list(flow.destinations)] = 1
 
 
-class _Traffic:
+class _Traffic(ABC):
     """What shipments and followers share: connections that end. All is called by the proxy's thread alone."""
 
     def __init__(self, sockets: dict[int, socket.socket], announces: bool) -> None:
@@ -184,8 +185,9 @@ class _Traffic:
         self._text = bytearray(message.nbytes)
         return memoryview(self._text)
 
+    @abstractmethod
     def arrived(self, connection: Connection, message: Message) -> None:
-        raise NotImplementedError
+        """A message is here, its body in place."""
 
     def _guarded(self, connection: Connection, action: Callable[[], None]) -> None:
         try:
@@ -200,8 +202,9 @@ class _Traffic:
             connection.socket.close()
             self._is_lost(connection.peer, "has left the plan" if connection.is_leaving else reason)
 
+    @abstractmethod
     def _is_lost(self, peer: int, reason: str) -> None:
-        raise NotImplementedError
+        """A connection has ended."""
 
     def leave(self) -> None:
         """Say that nothing more comes; what peers say is still read, so that nothing on its way to them is lost."""

@@ -49,12 +49,12 @@ def profile(
 ) -> None:
     import torch
 
+    from ..user_code import name_values
     from . import profile as profiling
-    from .model import parse_arguments
 
     task = profiling.Task(
         model,
-        parse_arguments(arguments),
+        name_values(arguments),
         numbers(degrees, "--tp", int),
         numbers(samples, "--samples", int),
         repeats,
@@ -114,12 +114,12 @@ def run(
     timeout_s: float,
     console: Console,
 ) -> None:
+    from ..user_code import name_values
     from . import launch, quota
-    from .model import parse_arguments
 
     file = plan_file.load(plan)
     location, recorded = _recorded_model(profiles)
-    given = parse_arguments(arguments)
+    given = name_values(arguments)
     if recorded is not None and given and given != recorded:
         raise PlanningError(f"the profiles are of {location} with {recorded}, not with {given}")
     if model and recorded is not None and model != location:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import importlib.util
 import inspect
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import PlanningError
+from ..user_code import import_file
 
 
 @runtime_checkable
@@ -70,20 +69,6 @@ def load(location: str, arguments: Mapping[str, Any]) -> LayeredModel:
     return model
 
 
-def parse_arguments(texts: Sequence[str]) -> dict[str, Any]:
-    """NAME=VALUE, as in width=128; a value that is no Python literal is a text."""
-    arguments: dict[str, Any] = {}
-    for text in texts:
-        name, separator, value = text.partition("=")
-        if not separator or not name.isidentifier():
-            raise PlanningError(f"{text!r}: write an argument of the model as NAME=VALUE")
-        try:
-            arguments[name] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            arguments[name] = value
-    return arguments
-
-
 def shardable(model: LayeredModel, degree: int) -> ShardableModel:
     """The model, if it can be shared by `degree` devices; PlanningError if it has no `shard`."""
     if not isinstance(model, ShardableModel):
@@ -128,9 +113,4 @@ def _import(place: str) -> Any:
             raise PlanningError(f"{place}: neither a Python file nor a module that can be imported: {error}") from None
     if not path.is_file():
         raise PlanningError(f"{place}: there is no such file")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
+    return import_file(path)

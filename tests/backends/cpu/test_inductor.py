@@ -227,6 +227,7 @@ def test_max_autotune():
         check(lambda x: torch.softmax(x, -1) * x.sum(0), torch.randn(64, 512))
 
 
+@pytest.mark.slow
 def test_default_stays_cpp():
     try:
         cpp_builder.get_cpp_compiler()

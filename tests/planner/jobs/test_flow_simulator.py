@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -156,22 +155,6 @@ def test_runs_keep_theorem_1_finish_their_work_and_repeat(seed: int, count: int,
     )
     assert outcome.flow_events == sum(2 * len(s.job.flows) * s.iterations for s in submissions if s.iterations)
     assert outcome == simulate(cluster, submissions, crux, levels, 1e6, seed)
-
-
-@pytest.mark.slow
-def test_a_hundred_thousand_flow_events_a_second() -> None:
-    """64 hosts of 8 rails, 12 jobs whose rings have equal flows, as collectives do. Processor time."""
-    cluster = clos(8, 8, 4, 100e9, 200e9)
-    random = np.random.default_rng(0)
-    submissions = []
-    for i, count in enumerate((16, 16, 8, 8, 8, 4, 4, 4, 2, 2, 2, 2)):
-        hosts = [f"host{h}" for h in random.choice(64, count, replace=False)]
-        flows = tuple(Flow(a, b, 2e9) for a, b in zip(hosts, hosts[1:] + hosts[:1], strict=True) for _ in range(8))
-        flop, compute_s = random.uniform(1e15, 9e15), random.uniform(0.2, 1)
-        submissions.append(Submission(Job(f"j{i}", 8 * count, float(flop), float(compute_s), flows), float(i)))
-    began_s = time.process_time()
-    outcome = simulate(cluster, submissions, crux, 8, 300)
-    assert outcome.flow_events / (time.process_time() - began_s) >= 100_000
 
 
 def test_flows_in_lockstep_go_with_the_slowest() -> None:

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -251,18 +250,14 @@ def test_the_examples_profiles_are_what_the_script_writes(tmp_path):
     assert written == {path.name: json.loads(path.read_text()) for path in (EXAMPLES / "profiles").iterdir()}
 
 
-def test_the_command_starts_quickly():
-    """The best of three: the machine may be busy. Neither torch, Triton, matplotlib nor scipy is loaded."""
+def test_the_command_starts_without_what_is_slow_to_load():
     code = (
         "import sys; from typer.testing import CliRunner; from triton_ext.cli import app\n"
         "assert CliRunner().invoke(app, ['plan', '--help']).exit_code == 0\n"
         "print(sorted({'torch', 'triton', 'matplotlib', 'scipy'} & set(sys.modules)))"
     )
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True,
-                              env={**os.environ, "COLUMNS": "120"})  # fmt: skip
-        times.append(time.perf_counter() - start)
-        assert done.stdout.strip() == "[]"
-    assert min(times) < 2.0  # 0.35 s on a machine with nothing else to do
+    environment = {**os.environ, "COLUMNS": "120"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, env=environment
+    )
+    assert done.stdout.strip() == "[]"

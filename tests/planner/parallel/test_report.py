@@ -1,6 +1,7 @@
 """Plans in words, tables and pictures, from made-up figures."""
 
 import dataclasses
+import io
 import struct
 import sys
 
@@ -50,9 +51,8 @@ def simulated(plan, cluster, total_ms=100.0, **unmeasured):
 
 
 def text(*renderables, width=160):
-    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    with console.file:
-        console.print(*renderables)
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(*renderables)
     return console.export_text()
 
 
