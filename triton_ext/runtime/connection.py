@@ -58,6 +58,7 @@ class Connection:
         self.waiting: collections.deque[tuple[list[memoryview], Callable[[], None]]] = collections.deque()
         self.since_ns = 0  #: when the header of what has arrived was here
         self.is_leaving = False
+        self.is_watched = False  #: whether the proxy waits until the socket takes more
         self._header = bytearray(_HEADER.size)
         self._rest = memoryview(self._header)  # of what is arriving
         self._message: Message | None = None  # its header, once it is here

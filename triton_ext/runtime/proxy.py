@@ -16,7 +16,7 @@ from .shipment import Traffic
 # Programs ring when they have completed a slice. They do not when a run begins: that is looked for behind a launch,
 # often at first, then ever more rarely, since the thread that launches may have to wait for a core.
 _LOOK_S, _LOOK_AGAIN_S, _LOOK_GROWTH, _LONGEST_LOOK_S = 2e-4, 5e-3, 1.2, 5.0
-_BUSY_S = 1e-3  # how often a connection that took no more is tried again
+_BUSY_S = 1e-3  # how often what is to end is looked at
 _STOP_S = 5.0
 _CLOSING_S = 1.0  # for a peer to end its side, too
 
@@ -99,6 +99,7 @@ class Proxy:
                         # Another rank of this process may have launched, too: do not stop looking.
                         self._look_s = max(self._look_s, _LOOK_AGAIN_S)
                 self._end_sent()
+                self._watch_blocked()
                 pause_s = self._pause_s()
             if pause_s == _LOOK_S:  # shorter than epoll can wait
                 time.sleep(_LOOK_S)
@@ -119,10 +120,20 @@ class Proxy:
             self._closing[traffic] = now + _CLOSING_S
             traffic.leave()
 
+    def _watch_blocked(self) -> None:
+        """Wake up when a connection that took no more has room again: for a good part of its buffer, not for each byte,
+        since what wakes this thread takes the core from the programs."""
+        for traffic in self._traffics:
+            for connection in list(traffic.connections.values()):
+                is_blocked = bool(connection.waiting) and traffic not in self._closing
+                if connection.is_watched != is_blocked:
+                    connection.is_watched = is_blocked
+                    self._epoll.modify(connection.socket, select.EPOLLIN | (select.EPOLLOUT if is_blocked else 0))
+
     def _pause_s(self) -> float | None:
         """How long the thread may wait for a socket; None: until something happens."""
         followed = [each.has_followers for each in self._retiring]
-        if not all(followed) or any(traffic.is_blocked for traffic in self._traffics):
+        if not all(followed):
             return _BUSY_S
         if self._look_s < _LONGEST_LOOK_S and any(each.announces for each in self._traffics):
             pause_s = self._look_s if self._look_s > _BUSY_S else _LOOK_S

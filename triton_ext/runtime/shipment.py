@@ -206,11 +206,6 @@ class _Traffic(ABC):
     def _is_lost(self, peer: int, reason: str) -> None:
         """A connection has ended."""
 
-    @property
-    def is_blocked(self) -> bool:
-        """Whether a connection has not taken all that waits for it."""
-        return any(each.waiting for each in list(self.connections.values()))
-
     def leave(self) -> None:
         """Say that nothing more comes; what peers say is still read, so that nothing on its way to them is lost."""
         for connection in list(self.connections.values()):
