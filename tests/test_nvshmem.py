@@ -13,7 +13,7 @@ from triton_ext import aot
 from triton_ext.errors import CompileError
 from triton_ext.ops import embedding, gemm, gemv
 from triton_ext.passes import nvshmem
-from triton_ext.runtime.plans import signature
+from triton_ext.runtime.collectives import signature
 
 CAPABILITIES = [90, 100]
 COLLECTIVES = ["all_to_all", "all_reduce", "all_reduce_one_shot", "reduce_scatter", "all_gather", "broadcast", "put"]

@@ -11,7 +11,7 @@ from triton.compiler import ASTSource
 from collectives import copy_out
 from triton_ext import aot
 from triton_ext.ops import embedding, gemm, gemv
-from triton_ext.runtime.plans import signature
+from triton_ext.runtime.collectives import signature
 
 CUDA = [GPUTarget("cuda", 90, 32), GPUTarget("cuda", 100, 32)]
 HIP = [GPUTarget("hip", "gfx942", 64), GPUTarget("hip", "gfx950", 64)]

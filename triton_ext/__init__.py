@@ -14,12 +14,12 @@ _NAMES = {
     "network_class": "runtime.process",
     "shutdown": "runtime.process",
     "Plan": "runtime.plans",
-    "all_gather": "runtime.plans",
-    "all_reduce": "runtime.plans",
-    "all_to_all": "runtime.plans",
-    "broadcast": "runtime.plans",
-    "put": "runtime.plans",
-    "reduce_scatter": "runtime.plans",
+    "all_gather": "runtime.collectives",
+    "all_reduce": "runtime.collectives",
+    "all_to_all": "runtime.collectives",
+    "broadcast": "runtime.collectives",
+    "put": "runtime.collectives",
+    "reduce_scatter": "runtime.collectives",
 }
 _MODULES = ("errors", "language", "ops", "testing")
 

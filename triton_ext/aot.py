@@ -14,7 +14,7 @@ from triton.runtime.jit import JITFunction
 
 from .errors import CompileError
 from .passes import dialect, nvshmem
-from .runtime.plans import signature
+from .runtime.collectives import signature
 
 TARGETS = ("cuda:90", "cuda:100", "hip:gfx942", "hip:gfx950", "cpu")
 

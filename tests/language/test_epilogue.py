@@ -11,7 +11,7 @@ from triton.compiler.errors import CompilationError
 import triton_ext.language as txl
 from triton_ext import passes
 from triton_ext.errors import CompileError
-from triton_ext.runtime.plans import signature
+from triton_ext.runtime.collectives import signature
 
 CUDA = GPUTarget("cuda", 90, 32)
 HIP = GPUTarget("hip", "gfx942", 64)

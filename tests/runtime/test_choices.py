@@ -92,11 +92,11 @@ def test_hierarchical_where_there_are_no_sums():
         moves = tx.all_gather((64, 1024), torch.float32)
         sums = tx.all_reduce((64, 1024), torch.float32)
         assert "does not sum in the order of ranks" in str(sums.explain())
-        assert not sums._state.schedule.is_hierarchical
-        assert moves._state.schedule.is_hierarchical == (moves.explain().choice.schedule == "hierarchical")
-        assert tx.all_to_all((64, 64), torch.float32, schedule="direct")._state.schedule.is_hierarchical is False
+        assert not sums._state.placement.is_hierarchical
+        assert moves._state.placement.is_hierarchical == (moves.explain().choice.schedule == "hierarchical")
+        assert tx.all_to_all((64, 64), torch.float32, schedule="direct")._state.placement.is_hierarchical is False
         asked = tx.all_reduce((64, 64), torch.float32, schedule="hierarchical")
-        assert asked._state.schedule.is_hierarchical and asked.explain().choice.schedule == "hierarchical"
+        assert asked._state.placement.is_hierarchical and asked.explain().choice.schedule == "hierarchical"
         return moves.explain().choice
 
     assert len(set(in_world(4, rank_main, [0, 0, 1, 1]))) == 1

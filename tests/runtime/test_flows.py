@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from triton_ext.errors import PlanError
 from triton_ext.passes import abi, dialect
 from triton_ext.runtime import flows, layout
-from triton_ext.runtime.flows import Schedule
+from triton_ext.runtime.flows import Placement
 
 PLACED = st.lists(st.sampled_from("abc"), min_size=1, max_size=7)
 
@@ -33,7 +33,7 @@ def test_direct_and_hierarchical_cover_the_same_pairs(hosts, collective):
     def pairs(name):
         found = [
             (flow.kind, *pair)
-            for flow in Schedule.of(name, hosts).flows(spec, where)
+            for flow in Placement.of(name, hosts).flows(spec, where)
             for pair in itertools.product(flow.sources, flow.destinations)
         ]
         assert len(found) == len(set(found))
@@ -45,7 +45,7 @@ def test_direct_and_hierarchical_cover_the_same_pairs(hosts, collective):
 
 @given(PLACED, st.sampled_from(flows.SCHEDULES))
 def test_connections_are_symmetric_and_reach_all(hosts, name):
-    schedule = Schedule.of(name, hosts)
+    schedule = Placement.of(name, hosts)
     for rank in range(len(hosts)):
         for other in schedule.connected(rank):
             assert rank in schedule.connected(other)
@@ -59,7 +59,7 @@ def test_connections_are_symmetric_and_reach_all(hosts, name):
 def test_what_a_hierarchy_sends_for_an_all_reduce(hosts):
     """Between two hosts, each owner's part once each way, however many ranks they have."""
     spec, where = plan("all_reduce", len(hosts))
-    found = Schedule.of("hierarchical", hosts).flows(spec, where)
+    found = Placement.of("hierarchical", hosts).flows(spec, where)
     for kind, end in ((abi.OF_STAGE, "destinations"), (abi.OF_RESULT, "sources")):
         sent = [
             (hosts[flow.sources[0]], hosts[flow.destinations[0]], getattr(flow, end))
@@ -76,7 +76,7 @@ def test_what_a_hierarchy_sends_for_an_all_reduce(hosts):
 @given(PLACED)
 def test_a_sum_is_expected_once(hosts):
     _, where = plan("all_reduce", len(hosts))
-    schedule = Schedule.of("hierarchical", hosts)
+    schedule = Placement.of("hierarchical", hosts)
     expected = schedule.expectations(where)
     for source, destination in itertools.product(range(len(hosts)), repeat=2):
         before, after = where.routes[source][destination], expected.routes[source][destination]

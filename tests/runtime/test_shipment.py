@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from triton_ext.passes import abi
 from triton_ext.runtime import connection
-from triton_ext.runtime.flows import Flow, Schedule
+from triton_ext.runtime.flows import Flow, Placement
 from triton_ext.runtime.shipment import Box, Incoming, Member, Outgoing, Shipment
 from triton_ext.runtime.transfers import Transfer
 
@@ -37,7 +37,7 @@ class End:
         out = Outgoing(flows[rank], PART, [Box(self.counters, words[8:], values)], torch.int32)
         self.shipment = Shipment(
             rank,
-            Schedule.of("direct", ["a", "b"]),
+            Placement.of("direct", ["a", "b"]),
             {self.peer: sock},
             {rank: out},
             {self.peer: Incoming(PART, [self.result[:, 2:7]], [self.arrived])},

@@ -13,8 +13,9 @@ import triton_ext.language as txl
 
 from ..errors import LaunchError
 from ..runtime import groups
+from ..runtime.collectives import GroupLike, all_to_all
 from ..runtime.layout import owned
-from ..runtime.plans import GroupLike, Plan, all_to_all
+from ..runtime.plans import Plan
 from .plan_cache import plan_for
 
 

@@ -14,7 +14,8 @@ import triton_ext.language as txl
 
 from ..errors import LaunchError
 from ..runtime import groups
-from ..runtime.plans import GroupLike, Plan, all_reduce
+from ..runtime.collectives import GroupLike, all_reduce
+from ..runtime.plans import Plan
 from .plan_cache import plan_for
 
 MAX_BATCH = 64

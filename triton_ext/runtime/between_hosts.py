@@ -9,7 +9,7 @@ import torch
 
 from ..passes import abi, dialect
 from . import proxy, transfers
-from .flows import Flow, Schedule
+from .flows import Flow, Placement
 from .groups import Group
 from .layout import Layout
 from .segment import SIGNALS, Segment
@@ -21,7 +21,7 @@ def ship(
     group: Group,
     spec: dialect.Spec,
     where: Layout,
-    schedule: Schedule,
+    placement: Placement,
     segment: Segment,
     memories: Sequence[torch.Tensor | None],
     boxes: Sequence[transfers.Outbox],
@@ -33,10 +33,10 @@ def ship(
     of sums.
     """
     me, (dtype, wire, acc) = group.rank, dtypes
-    flows = schedule.flows(spec, where)
-    members = {rank: _member(segment, memories, rank) for rank in {*schedule.served(me), me}}
-    members[me].begin(me, schedule.far(me), flows)
-    sockets = tcp.connect(group, schedule.connected(me))
+    flows = placement.flows(spec, where)
+    members = {rank: _member(segment, memories, rank) for rank in {*placement.served(me), me}}
+    members[me].begin(me, placement.far(me), flows)
+    sockets = tcp.connect(group, placement.connected(me))
     announces = spec.collective != "all_reduce"
 
     def outgoing(flow: Flow, sources: Sequence[int]) -> Outgoing:
@@ -46,13 +46,13 @@ def ship(
         return Outgoing(Flow(flow.kind, tuple(sources), flow.destinations), transfer, found, acc)
 
     traffic: Traffic
-    if schedule.gateways[me] != me:
+    if placement.gateways[me] != me:
         own = [outgoing(flow, [me]) for flow in flows if me in flow.sources]
-        traffic = Follower(me, schedule, sockets, own, members[me], announces)
+        traffic = Follower(me, placement, sockets, own, members[me], announces)
     else:
         traffic = Shipment(
             me,
-            schedule,
+            placement,
             sockets,
             {n: outgoing(flow, flow.sources) for n, flow in enumerate(flows) if flow.sources[0] in members},
             {

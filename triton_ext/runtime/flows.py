@@ -33,16 +33,16 @@ class Flow:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Placement:
     """hosts, gateways: of each rank its host, and the rank through which its slices leave and come in."""
 
     hosts: tuple[str, ...]
     gateways: tuple[int, ...]
 
     @staticmethod
-    def of(name: str, hosts: Sequence[str]) -> Schedule:
+    def of(name: str, hosts: Sequence[str]) -> Placement:
         first = tuple(hosts.index(host) for host in hosts)
-        return Schedule(tuple(hosts), first if name == HIERARCHICAL else tuple(range(len(hosts))))
+        return Placement(tuple(hosts), first if name == HIERARCHICAL else tuple(range(len(hosts))))
 
     @property
     def is_hierarchical(self) -> bool:

@@ -20,7 +20,7 @@ import torch
 from ..backends.cpu.pool import native_code
 from . import trace
 from .connection import BYE, LOST, READY, RING, Connection, Lost, Message
-from .flows import Flow, Schedule
+from .flows import Flow, Placement
 from .transfers import Transfer
 
 _ALWAYS = 1 << 62  # a run that never comes
@@ -227,7 +227,7 @@ class Shipment(_Traffic):
     def __init__(
         self,
         rank: int,
-        schedule: Schedule,
+        placement: Placement,
         sockets: dict[int, socket.socket],
         outgoing: dict[int, Outgoing],
         incoming: dict[int, Incoming],
@@ -240,11 +240,11 @@ class Shipment(_Traffic):
         self.incoming = incoming
         self.members = members
         self._behind = {
-            peer: [other for other in schedule.served(peer) if other not in members]
+            peer: [other for other in placement.served(peer) if other not in members]
             for peer in sockets
             if peer not in members
         }
-        gateway_of = schedule.gateways
+        gateway_of = placement.gateways
         self._outgoing: dict[int, list[tuple[int, Outgoing]]] = {peer: [] for peer in self._behind}
         for number, each in outgoing.items():
             self._outgoing[gateway_of[each.flow.destinations[0]]].append((number, each))
@@ -359,7 +359,7 @@ class Follower(_Traffic):
     def __init__(
         self,
         rank: int,
-        schedule: Schedule,
+        placement: Placement,
         sockets: dict[int, socket.socket],
         flows: list[Outgoing],
         member: Member,
@@ -367,7 +367,7 @@ class Follower(_Traffic):
     ) -> None:
         super().__init__(sockets, announces)
         self._rank = rank
-        self._far = schedule.far(rank)
+        self._far = placement.far(rank)
         self._flows = flows
         self._member = member
         self._rung = 0
