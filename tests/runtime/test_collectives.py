@@ -16,7 +16,11 @@ import triton_ext.language as txl
 from collectives import assert_close, chunk, copy_out, inputs, launch, make_plan, reference, virtual_world
 
 
-@pytest.fixture(autouse=True, scope="module", params=collectives.PLACEMENTS)
+def _as_slow(name):
+    return pytest.param(name, marks=pytest.mark.slow) if name == "a host each" else name
+
+
+@pytest.fixture(autouse=True, scope="module", params=map(_as_slow, collectives.PLACEMENTS))
 def placement(request):
     """Every test holds wherever the ranks are."""
     collectives.placement = request.param
