@@ -130,7 +130,7 @@ def test_a_plan_for_another_model_is_refused_with_the_ranks_reason():
 
 def test_a_run_that_takes_too_long_is_ended():
     began = time.monotonic()
-    with pytest.raises(PlanningError, match=r"had not ended after 1 s|SIGALRM"):
+    with pytest.raises(PlanningError, match="had not ended after 1 s"):
         run(Job((plan((6, [([0], 1)])),), arguments=SMALL, steps=100_000), timeout_s=1)
     assert time.monotonic() - began < 30
     assert not remaining()

@@ -160,6 +160,7 @@ def torchrun(
     if error.is_file():
         raise PlanningError(error.read_text())
     lines = _failure((folder / "output").read_text(errors="replace").splitlines())
+    timed_out = timed_out or any("SIGALRM" in line for line in lines)  # a rank's own alarm was first
     what = f"had not ended after {timeout_s:g} s, and were ended" if timed_out else f"failed ({process.returncode})"
     raise PlanningError("\n".join([f"the ranks {what}; the end of their output:", *lines]))
 
