@@ -126,8 +126,6 @@ class Connection:
     @property
     def is_empty(self) -> bool:
         """Whether all that was to be sent has reached the peer's host: a process that ends may take the rest along."""
-        if self.socket.fileno() < 0:  # closed meanwhile
-            return True
         unacknowledged = fcntl.ioctl(self.socket, termios.TIOCOUTQ, bytes(4))
         return not self.waiting and not any(unacknowledged)
 

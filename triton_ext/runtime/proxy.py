@@ -61,9 +61,14 @@ class Proxy:
 
     def finish(self, traffic: Traffic) -> bool:
         """Wait until what this rank has for other hosts has been sent. False if the time for that was up before."""
-        while (until := self._retiring.get(traffic)) and not traffic.is_sent and time.monotonic() < until:
+        while True:
+            with self._lock:  # or a connection could be closed while it is asked
+                until = self._retiring.get(traffic)
+                if until is None:
+                    return traffic.is_whole
+                if traffic.is_sent or until < time.monotonic():
+                    return traffic.is_sent
             time.sleep(_BUSY_S)
-        return traffic.is_sent if traffic in self._retiring else traffic.is_whole
 
     def finish_all(self, timeout_s: float) -> None:
         """For the end of a process: until all that retires has ended; a gateway also waits for its followers."""
