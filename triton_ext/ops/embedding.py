@@ -17,6 +17,7 @@ from ..runtime import groups
 from ..runtime.collectives import GroupLike, all_to_all
 from ..runtime.layout import owned
 from ..runtime.plans import Plan
+from .library import Library
 from .plan_cache import plan_for
 
 
@@ -139,7 +140,8 @@ def embedding_all_to_all(
     the layout that the interaction layer reads. Indices are not checked against the tables' sizes.
 
     plan: tx.all_to_all((B, T, D), weight.dtype, split_dim=0, concat_dim=1); the result is then plan.result, valid until
-    the plan's next run. Collective. Raises LaunchError for tensors that do not fit together.
+    the plan's next run. Without it, torch's embedding_bag and all-to-all run instead where they were measured to be
+    faster (docs/schedules.md). Collective. Raises LaunchError for tensors that do not fit together.
     """
     if plan is not None:
         _check(weight, table_starts, indices, offsets, mode)
@@ -164,8 +166,18 @@ def _embedding_all_to_all(
 ) -> torch.Tensor:
     _check(weight, table_starts, indices, offsets, mode)
     shape = (offsets.shape[1], offsets.shape[0], weight.shape[1])
-    plan = plan_for(all_to_all, group, shape, weight.dtype, split_dim=0, concat_dim=1, device=weight.device)
-    result = run(weight, table_starts, indices, offsets, mode, plan).clone()
+    tensors = (weight, table_starts, indices, offsets)
+    plan = plan_for(
+        all_to_all,
+        group,
+        shape,
+        weight.dtype,
+        split_dim=0,
+        concat_dim=1,
+        device=weight.device,
+        computation=lambda: pooled(*tensors, mode),
+    )
+    result = unfused(*tensors, mode, Library(group)) if plan.is_unfused_faster else run(*tensors, mode, plan).clone()
     if result.shape[1] != total_tables:
         raise LaunchError(
             f"the ranks have {result.shape[1]} tables together, not {total_tables}: pass total_tables={result.shape[1]}"
@@ -222,6 +234,19 @@ def unfused(
     """
     tables, samples = offsets.shape
     dim = weight.shape[1]
+    vectors = pooled(weight, table_starts, indices, offsets, mode)
+    world, rank = comm.get_world_size(), comm.get_rank()
+    sizes = [end - start for start, end in (owned(samples, world, r) for r in range(world))]
+    arrived = vectors.new_empty(world * sizes[rank], tables, dim)
+    comm.all_to_all_single(arrived, vectors, [sizes[rank]] * world, sizes)
+    return arrived.view(world, sizes[rank], tables, dim).transpose(0, 1).reshape(sizes[rank], world * tables, dim)
+
+
+def pooled(
+    weight: torch.Tensor, table_starts: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, mode: str
+) -> torch.Tensor:
+    """[B, T, D]: an embedding_bag per table."""
+    tables, samples = offsets.shape
     rows = [*table_starts.tolist(), weight.shape[0]]
     bounds = [*offsets[:, 0].tolist(), indices.numel()] if samples else [0] * (tables + 1)
     vectors = [
@@ -233,9 +258,4 @@ def unfused(
         )
         for table in range(tables)
     ]
-    pooled = torch.stack(vectors, 1)
-    world, rank = comm.get_world_size(), comm.get_rank()
-    sizes = [end - start for start, end in (owned(samples, world, r) for r in range(world))]
-    arrived = pooled.new_empty(world * sizes[rank], tables, dim)
-    comm.all_to_all_single(arrived, pooled, [sizes[rank]] * world, sizes)
-    return arrived.view(world, sizes[rank], tables, dim).transpose(0, 1).reshape(sizes[rank], world * tables, dim)
+    return torch.stack(vectors, 1) if tables else weight.new_empty(samples, 0, weight.shape[1])

@@ -16,6 +16,7 @@ from ..runtime import groups
 from ..runtime.collectives import GroupLike, all_to_all
 from ..runtime.layout import owned
 from ..runtime.plans import Plan
+from .library import Library
 from .plan_cache import plan_for
 
 
@@ -103,7 +104,8 @@ def gemm_all_to_all(
     gets, of every rank's product, the rows that torch.chunk(product, world)[r] has, in rank order: [world * m_r, N].
 
     plan: tx.all_to_all((M, N), a.dtype); the result is then plan.result, valid until the plan's next run. Without it
-    the result is a tensor of its own. Collective. Raises LaunchError for tensors that do not fit together.
+    the result is a tensor of its own, and where torch's product and all-to-all were measured to be faster, they run
+    instead (docs/schedules.md). Collective. Raises LaunchError for tensors that do not fit together.
     """
     if plan is not None:
         _check(a, b)
@@ -116,7 +118,9 @@ def gemm_all_to_all(
 @torch.library.custom_op("triton_ext::gemm_all_to_all", mutates_args=())
 def _gemm_all_to_all(a: torch.Tensor, b: torch.Tensor, group: str) -> torch.Tensor:
     _check(a, b)
-    return run(a, b, plan_for(all_to_all, group, (a.shape[0], b.shape[1]), a.dtype, device=a.device)).clone()
+    shape = (a.shape[0], b.shape[1])
+    plan = plan_for(all_to_all, group, shape, a.dtype, device=a.device, computation=lambda: a @ b)
+    return unfused(a, b, Library(group)) if plan.is_unfused_faster else run(a, b, plan).clone()
 
 
 @_gemm_all_to_all.register_fake

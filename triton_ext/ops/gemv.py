@@ -16,6 +16,7 @@ from ..errors import LaunchError
 from ..runtime import groups
 from ..runtime.collectives import GroupLike, all_reduce
 from ..runtime.plans import Plan
+from .library import Library
 from .plan_cache import plan_for
 
 MAX_BATCH = 64
@@ -117,7 +118,8 @@ def gemv_all_reduce(
     ranks. Returns [B, N] or [N] in x's dtype, bitwise the same on all ranks and in every run.
 
     plan: tx.all_reduce((B, N), x.dtype), with B = 1 for a vector; the result is then plan.result (of its shape), valid
-    until the plan's next run. Collective. Raises LaunchError for tensors that do not fit together.
+    until the plan's next run. Without it, torch's linear and all-reduce run instead where they were measured to be
+    faster (float32 only; docs/schedules.md). Collective. Raises LaunchError for tensors that do not fit together.
     """
     if plan is not None:
         rows = x if x.ndim == 2 else x.unsqueeze(0)
@@ -133,7 +135,12 @@ def _gemv_all_reduce(x: torch.Tensor, w: torch.Tensor, group: str) -> torch.Tens
     rows = x if x.ndim == 2 else x.unsqueeze(0)
     _check(rows, w)
     shape = (rows.shape[0], w.shape[0])
-    result = run(rows, w, plan_for(all_reduce, group, shape, x.dtype, device=x.device)).clone()
+    plan = plan_for(all_reduce, group, shape, x.dtype, device=x.device, computation=lambda: F.linear(rows, w))
+    # Plans sum in float32; libraries in the tensor's type.
+    if plan.is_unfused_faster and x.dtype == torch.float32:
+        result = unfused(rows, w, Library(group))
+    else:
+        result = run(rows, w, plan).clone()
     return result if x.ndim == 2 else result[0].clone()
 
 

@@ -143,6 +143,11 @@ def fit(points: Sequence[Point]) -> Line:
     return Line(latency_s, 1 / slope, error)
 
 
+def path_beside(cluster_file: Path) -> Path:
+    """Where the measurements that a cluster file was made from are, if nothing else is said."""
+    return cluster_file.with_name(f"{cluster_file.stem}.measured.json")
+
+
 def dump(measurements: Measurements, path: Path) -> None:
     """Write measurements so that `load` gives them back, each transfer with its fitted line for whoever reads it."""
     transfers = [{**dataclasses.asdict(t), "line": dataclasses.asdict(t.line)} for t in measurements.transfers]

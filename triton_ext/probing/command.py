@@ -49,13 +49,13 @@ def probe(
     try:
         if "RANK" not in os.environ:
             raise ProbeError(_HOW)
-        _probe(output, measurements or output.with_name(f"{output.stem}.measured.json"), fabric)
+        _probe(output, measurements, fabric)
     except TritonExtError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
 
 
-def _probe(output: Path, measurements: Path, fabric: Fabric) -> None:
+def _probe(output: Path, measurements: Path | None, fabric: Fabric) -> None:
     from datetime import timedelta
 
     import torch
@@ -68,6 +68,7 @@ def _probe(output: Path, measurements: Path, fabric: Fabric) -> None:
     from . import report
     from .measure import device_of_rank, measure
 
+    measurements = measurements or measurements_file.path_beside(output)
     timeout = timedelta(seconds=timeout_s())
     device = device_of_rank()
     if device.type == "cuda":

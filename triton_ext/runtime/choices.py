@@ -12,9 +12,19 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 from ..errors import ClusterError, PlanError
-from ..planner import cluster_file, presets
+from ..planner import cluster_file, measurements, presets
 from ..planner.cluster import Cluster
-from ..planner.schedules import ON_CPU, ON_GPU, Decision, Request, choose
+from ..planner.schedules import (
+    HYSTERESIS,
+    ON_CPU,
+    ON_GPU,
+    UNFUSED,
+    Candidate,
+    Decision,
+    Measurement,
+    Request,
+    choose,
+)
 from . import flows
 from .transfers import CARD_SLICE_BYTES
 
@@ -53,11 +63,20 @@ class Execution:
 
 
 @dataclass(frozen=True)
+class Known:
+    """What rank 0 was told: the cluster of a file (None: there is none), and a library's collectives, as measured by
+    the probe that wrote it."""
+
+    cluster: Cluster | None = None
+    library: tuple[Measurement, ...] = ()
+
+
+@dataclass(frozen=True)
 class Question:
     """The planner's part of a plan.
 
-    collective: as users call it. hosts, global_ranks: of each rank. cluster: of the file that rank 0 was given, None
-    for none. tensor_bytes: of the largest tensor that a rank computes.
+    collective: as users call it. hosts, global_ranks: of each rank. tensor_bytes: of the largest tensor that a rank
+    computes.
     """
 
     collective: str
@@ -66,7 +85,7 @@ class Question:
     hosts: tuple[str, ...]
     global_ranks: tuple[int, ...]
     wishes: Wishes
-    cluster: Cluster | None = None
+    known: Known = Known()
     on_cpu: bool = True
     root: int = 0
     destinations: tuple[int | None, ...] = ()
@@ -91,11 +110,34 @@ class Question:
 
     def decide(self) -> Decision:
         """The planner's decision. A computation of unknown length is taken to be as long as the communication."""
-        request, cluster = self._request, self._placed_cluster
-        if self.wishes.compute_s is None:
-            alone = choose(request, cluster).chosen.standalone_s
-            request = replace(request, tile_compute_s=alone / request.tiles)
-        return choose(request, cluster)
+        request = self._request_with_time
+        if (unfused := self._unfused) is not None:
+            text = f"plans are fused; the computation, then a library, take {unfused.total_s * 1e6:.2f} us in all"
+            request = replace(request, barred=(*request.barred, (UNFUSED, f"{text}, {unfused.basis}")))
+        return choose(request, self._placed_cluster)
+
+    @cached_property
+    def is_unfused_faster(self) -> bool:
+        """Whether the computation, then a library's collective, take less time, and more than a bit: as far as that
+        library was measured for such tensors. The model alone is no reason to give up a fused kernel."""
+        unfused = self._unfused
+        return unfused is not None and unfused.total_s < (1 - HYSTERESIS) * self.decide().chosen.total_s
+
+    @cached_property
+    def _unfused(self) -> Candidate | None:
+        if not self.known.library:
+            return None
+        request = replace(self._request_with_time, executable=frozenset({UNFUSED}), barred=())
+        found = choose(request, self._placed_cluster, measured=self.known.library).chosen
+        return found if found.is_measured else None
+
+    @cached_property
+    def _request_with_time(self) -> Request:
+        request = self._request
+        if self.wishes.compute_s is not None:
+            return request
+        alone_s = choose(request, self._placed_cluster).chosen.standalone_s
+        return replace(request, tile_compute_s=alone_s / request.tiles)
 
     @property
     def _is_between_hosts(self) -> bool:
@@ -136,7 +178,7 @@ class Question:
 
     @property
     def _barred(self) -> tuple[tuple[str, str], ...]:
-        wishes, barred = self.wishes, {"unfused": "the caller did not allow it"}
+        wishes, barred = self.wishes, {UNFUSED: "plans are fused"}
         could_be_hierarchical = self._is_between_hosts and len(set(self.hosts)) < len(self.hosts)
         if wishes.shots is not None:
             barred["one_shot" if wishes.shots == 2 else "two_shot"] = f"the caller asked for shots={wishes.shots}"
@@ -156,12 +198,12 @@ class Question:
     @cached_property
     def _devices(self) -> list[int]:
         """Of each rank, its device in the cluster."""
-        if self.cluster is None:
+        if self.known.cluster is None:
             # Host by host, in the order of their first ranks.
             first = [self.hosts.index(host) for host in self.hosts]
             order = sorted(range(len(self.hosts)), key=lambda rank: (first[rank], rank))
             return [order.index(rank) for rank in range(len(self.hosts))]
-        devices, described = list(self.global_ranks), self.cluster.devices
+        devices, described = list(self.global_ranks), self.known.cluster.devices
         if max(devices) >= len(described):
             raise PlanError(
                 f"{CLUSTER_VARIABLE}: the cluster has {len(described)} devices, and rank {max(devices)} of the job "
@@ -179,8 +221,8 @@ class Question:
 
     @property
     def _placed_cluster(self) -> Cluster:
-        if self.cluster is not None:
-            return self.cluster
+        if self.known.cluster is not None:
+            return self.known.cluster
         return _assumed_cluster(tuple(self.hosts.count(host) for host in dict.fromkeys(self.hosts)), self.on_cpu)
 
 
@@ -189,19 +231,27 @@ def _assumed_cluster(ranks_per_host: Sequence[int], on_cpu: bool) -> Cluster:
     return presets.cpu_hosts(ranks_per_host) if on_cpu else presets.gpu_hosts(ranks_per_host)
 
 
-def cluster_of_file() -> Cluster | str | None:
-    """The cluster that TRITON_EXT_CLUSTER names a file of, None without one; or, for all ranks to hear, what is wrong
-    with it."""
+def known() -> Known | str:
+    """What TRITON_EXT_CLUSTER names a file of, and the measurements beside that; or, for all ranks to hear, what is
+    wrong with it."""
     name = os.environ.get(CLUSTER_VARIABLE)
     if not name:
-        return None
+        return Known()
     path = Path(name)
+    measured = measurements.path_beside(path)
     try:
-        return _load(path, path.stat().st_mtime_ns)
+        return _load(path, path.stat().st_mtime_ns, measured.stat().st_mtime_ns if measured.exists() else None)
     except (OSError, ClusterError) as error:
         return f"{CLUSTER_VARIABLE}={name}: {error}"
 
 
+def is_library_known() -> bool:
+    """Whether this process was told how long a library's collectives take."""
+    found = known()
+    return isinstance(found, Known) and bool(found.library)
+
+
 @lru_cache(8)
-def _load(path: Path, _changed_ns: int) -> Cluster:
-    return cluster_file.load(path)
+def _load(path: Path, _changed_ns: int, measured_ns: int | None) -> Known:
+    library = () if measured_ns is None else measurements.load(measurements.path_beside(path)).unfused()
+    return Known(cluster_file.load(path), library)

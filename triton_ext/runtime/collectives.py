@@ -13,9 +13,8 @@ import torch.distributed as dist
 from .. import passes
 from ..errors import PlanError
 from ..passes import abi, dialect, nvshmem
-from ..planner.cluster import Cluster
 from . import choices, flows, groups, layout
-from .choices import Question, Wishes
+from .choices import Known, Question, Wishes
 from .flows import Placement
 from .groups import Group, ThreadRanks
 from .memory import host_of
@@ -36,13 +35,13 @@ _DTYPES = {
 
 class _Agreement(NamedTuple):
     """What the ranks told each other: of each its tensor's shape, where it puts to, its host and its rank in the job;
-    of rank 0 what the planner needs. cluster: as choices.cluster_of_file has it."""
+    of rank 0 what the planner needs. known: as choices.known has it."""
 
     shapes: list[layout.Shape]
     destinations: list[int | None]
     hosts: tuple[str, ...]
     global_ranks: tuple[int, ...]
-    cluster: Cluster | str | None
+    known: Known | str
     compute_s: float | None
 
 
@@ -60,7 +59,7 @@ def _agree(
     free_dim.
     """
     place = (host_of(group), group.global_rank(group.rank))
-    hints = (choices.cluster_of_file(), compute_s) if group.rank == 0 else (None, None)
+    hints = (choices.known(), compute_s) if group.rank == 0 else (Known(), None)
     offers = group.exchange((mine, tuple(int(size) for size in shape), dst, place, hints))
     first, first_shape, *_ = offers[0]
     for rank, (other, other_shape, *_) in enumerate(offers):
@@ -104,7 +103,6 @@ def _make(
 ) -> Plan:
     """The part that all collectives share. Collective over `group`."""
     passes.install()  # again, in case another hook took the place since
-    flows.check(wishes.schedule or flows.DIRECT, dialect.ONE_SHOT if wishes.shots == 1 else collective)
     wire, acc = wire_dtype or dtype, acc_dtype or torch.promote_types(dtype, torch.float32)
     if not dtype.is_floating_point:
         acc = acc_dtype or dtype
@@ -122,6 +120,7 @@ def _make(
         **arguments,
     }
     agreed = _agree(group, mine, shape, free_dim, dst, wishes.compute_s)
+    flows.check(wishes.schedule or flows.DIRECT, dialect.ONE_SHOT if wishes.shots == 1 else collective)
     for each in (dtype, wire, acc):
         if each not in _DTYPES:
             raise PlanError(f"{each} cannot be sent; can be: {', '.join(str(name) for name in _DTYPES)}")
@@ -153,8 +152,8 @@ def _question(
     collective: str, agreed: _Agreement, dtype: torch.dtype, wishes: Wishes, place: torch.device, root: int
 ) -> Question:
     """What the planner is asked. Raises PlanError if rank 0's cluster file cannot be read."""
-    if isinstance(agreed.cluster, str):
-        raise PlanError(agreed.cluster)
+    if isinstance(agreed.known, str):
+        raise PlanError(agreed.known)
     return Question(
         collective,
         max(prod(shape) for shape in agreed.shapes) * dtype.itemsize,
@@ -162,7 +161,7 @@ def _question(
         agreed.hosts,
         agreed.global_ranks,
         replace(wishes, compute_s=agreed.compute_s),
-        agreed.cluster,
+        agreed.known,
         place.type == "cpu",
         root,
         tuple(agreed.destinations),

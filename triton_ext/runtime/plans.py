@@ -22,7 +22,7 @@ from ..planner.schedules import Decision
 from . import between_hosts, groups, layout, proxy, trace, transfers
 from .choices import Question
 from .flows import Placement
-from .groups import Group, ThreadRanks
+from .groups import Group, ProcessRanks, ThreadRanks
 from .memory import MemoryRegion, SymmetricMemory
 from .segment import SIGNALS, Segment
 from .shipment import Traffic
@@ -86,6 +86,15 @@ class Plan(PlanArguments):
         told compute_s; on figures of TRITON_EXT_CLUSTER (a file of `triton-ext probe`) or, without it, of presets.
         """
         return self._state.question.decide()
+
+    @property
+    def is_unfused_faster(self) -> bool:
+        """Whether the computation and then torch.distributed's collective would take less time than this plan, as
+        measured by the `triton-ext probe` that wrote TRITON_EXT_CLUSTER. False if that is not known."""
+        state = self._state
+        has_library = isinstance(state.group, ProcessRanks)
+        is_even = len(set(state.layout.shapes)) == 1  # what was measured, and what a library takes at all
+        return has_library and is_even and state.question.is_unfused_faster
 
     def check(self) -> None:
         """Wait for the device and raise the error of a run that failed, if one did (on a CPU, every launch does)."""

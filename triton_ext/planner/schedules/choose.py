@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ...errors import PlanningError
 from ..cluster import Cluster
 from .algorithms import NAMES, Pattern, Reason, build, is_pipelined
-from .measured import interpolate
+from .measured import MEASURED, interpolate
 from .predict import Kernel, fused_s, library_s, standalone_s
 from .request import ORDERS, UNFUSED, Measurement, Request
 from .schedule import Schedule
@@ -51,6 +51,10 @@ class Candidate:
     sent_bytes: int
     steps: int
     messages: int
+
+    @property
+    def is_measured(self) -> bool:
+        return self.basis.startswith(MEASURED)
 
 
 class Rejected(NamedTuple):

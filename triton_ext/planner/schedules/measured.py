@@ -10,6 +10,8 @@ from typing import NamedTuple
 from ...errors import PlanningError
 from .request import Measurement, Request
 
+MEASURED = "measured"  # how a basis begins that is not the model
+
 
 class Interpolated(NamedTuple):
     """standalone_s at the bytes asked for (None: outside the range, or nothing was measured), and on what it rests."""
@@ -42,8 +44,8 @@ def interpolate(measured: Iterable[Measurement], request: Request, schedule: str
         return Interpolated(None, f"model ({span}: outside)")
     right = bisect_left(sizes, asked)
     if sizes[right] == asked:
-        return Interpolated(points[asked], f"measured ({span})")
+        return Interpolated(points[asked], f"{MEASURED} ({span})")
     low, high = sizes[right - 1], sizes[right]
     part = math.log(asked / low) / math.log(high / low)
     seconds = math.exp((1 - part) * math.log(points[low]) + part * math.log(points[high]))
-    return Interpolated(seconds, f"measured ({span})")
+    return Interpolated(seconds, f"{MEASURED} ({span})")
