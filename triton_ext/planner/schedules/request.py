@@ -44,7 +44,7 @@ class Request:
     """A collective at the end of a kernel.
 
     tensor_bytes: of the tensor that each rank's kernel computes, all of it (of an all_to_all, what is for each of n
-    ranks is the n-th part: `bytes_per_peer`). tiles: that the tensor is computed in. tile_compute_s: the kernel's time
+    ranks is the n-th part). tiles: that the tensor is computed in. tile_compute_s: the kernel's time
     without the collective, over its number of tiles. group: the cluster's devices, in the order of ranks.
     executable: the schedules that the runtime can run, and "unfused" if the caller may do without the fused kernel,
     which then computes for unfused_compute_s (None: as long as the fused one). slices, orders: what the runtime can
@@ -112,11 +112,6 @@ class Request:
     @property
     def compute_s(self) -> float:
         return self.tiles * self.tile_compute_s
-
-    @property
-    def bytes_per_peer(self) -> int:
-        """What one rank sends another one of an all_to_all, at most."""
-        return self.part_bytes(self.world)
 
     def part_bytes(self, parts: int) -> int:
         """The longest part of the tensor cut into `parts`, as torch.chunk does."""
