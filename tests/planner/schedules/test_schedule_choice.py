@@ -244,10 +244,7 @@ def test_a_point_for_these_slices_counts_before_one_for_any(points):
     measured = [Measurement("all_reduce", "ring", 8, 1 << 20, seconds, slices) for slices, seconds in points]
     basis = "measured (1 measured, 1048576 to 1048576 B)"
     for slices, seconds in ((1, 1e-3), (4, 2e-3), (2, 3e-3)):
-        assert interpolate(measured, REQUEST, "ring", slices) == (
-            seconds,
-            "measured (1 measured, 1048576 to 1048576 B)",
-        )
+        assert interpolate(measured, REQUEST, "ring", slices) == (seconds, basis)
     for slices in (None, 4):
         with pytest.raises(PlanningError, match="measured before as"):
             interpolate([*measured, measured[0]._replace(slices=slices, standalone_s=1.0)], REQUEST, "ring", 4)
