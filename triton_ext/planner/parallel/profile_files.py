@@ -177,7 +177,7 @@ class _Document:
         self.name = name
         try:
             self.content = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise PlanningError(f"{name}: not a JSON file: {error}") from error
 
     def get(self, field: str) -> object:
