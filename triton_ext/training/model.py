@@ -75,8 +75,11 @@ def _check_arguments(location: str, function: Callable[..., Any], arguments: Map
     try:
         signature.bind(**arguments)
     except TypeError as error:
-        known = ", ".join(map(str, signature.parameters.values())) or "none"
-        raise PlanningError(f"{location}: {error}; it takes {known}") from None
+        known = signature.parameters
+        anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
+        unknown = None if anything else next((name for name in arguments if name not in known), None)
+        what = str(error) if unknown is None else f"takes no argument {unknown!r}"
+        raise PlanningError(f"{location} {what}; it takes {', '.join(known) or 'none'}") from None
 
 
 def shardable(model: LayeredModel, degree: int) -> ShardableModel:
