@@ -7,6 +7,7 @@ A `Shipment` moves the slices of the ranks whose gateway it is on; the others ha
 
 from __future__ import annotations
 
+import itertools
 import socket
 import time
 from abc import ABC, abstractmethod
@@ -55,15 +56,18 @@ class Outgoing:
 
     def ready(self) -> list[tuple[int, int]]:
         """Ranges of slices that are complete and not queued, which are queued by this."""
-        complete = ~self.queued
-        for box in self.boxes:
-            complete &= box.counters >= self.run * self.needs
-        if not complete.any():
+        needs = self.run * self.needs
+        complete = self.boxes[0].counters >= needs
+        for box in self.boxes[1:]:
+            complete &= box.counters >= needs
+        fresh = np.flatnonzero(complete > self.queued).tolist()
+        if not fresh:
             return []
         native_code().fence()  # what the counters count is read after them
         self.queued |= complete
-        edges = np.flatnonzero(np.diff(complete, prepend=False, append=False)).tolist()
-        return list(zip(edges[::2], edges[1::2], strict=True))
+        breaks = [place for place in range(1, len(fresh)) if fresh[place] > fresh[place - 1] + 1]
+        bounds = itertools.pairwise([0, *breaks, len(fresh)])
+        return [(fresh[begin], fresh[end - 1] + 1) for begin, end in bounds]
 
     def body(self, first: int, end: int) -> memoryview:
         """What travels of slices. A sum stays valid until all sources have begun another run."""
@@ -176,6 +180,10 @@ class _Traffic(ABC):
         """Take what has arrived."""
         self._guarded(connection, lambda: connection.receive(self))
 
+    def _send(self, connection: Connection) -> None:
+        if connection.waiting:
+            self._guarded(connection, connection.send)
+
     def place(self, connection: Connection, message: Message) -> memoryview:
         """Of a message that is not about a flow."""
         if message.about not in (READY, BYE, LOST, RING):
@@ -262,10 +270,11 @@ class Shipment(_Traffic):
         for peer, connection in list(self.connections.items()):
             if peer in self._behind:
                 self._announce(peer, connection)
+            self._send(connection)
+            if peer in self._behind and not connection.waiting:  # else it takes no more: later, together
                 for number, each in self._outgoing[peer]:
                     self._queue_ready(connection, number, each)
-            if connection.waiting:
-                self._guarded(connection, connection.send)
+                self._send(connection)
 
     def _announce(self, peer: int, connection: Connection) -> None:
         for rank, member in self.members.items():
@@ -332,7 +341,7 @@ class Shipment(_Traffic):
         for peer in peers:
             if connection := self.connections.get(peer):
                 connection.queue(Message(LOST, first=rank), reason.encode()[:_TEXT_BYTES])
-                self._guarded(connection, connection.send)
+                self._send(connection)
 
     @property
     def is_sent(self) -> bool:
@@ -377,8 +386,7 @@ class Follower(_Traffic):
         for connection in list(self.connections.values()):
             if stored != self._rung:
                 connection.queue(Message(RING))
-            if connection.waiting:
-                self._guarded(connection, connection.send)
+            self._send(connection)
         self._rung = stored
 
     def arrived(self, connection: Connection, message: Message) -> None:
