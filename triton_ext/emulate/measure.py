@@ -55,10 +55,10 @@ def _port(listener: subprocess.Popen[bytes]) -> str:
     assert listener.stdout is not None
     if not select.select([listener.stdout], [], [], _MARGIN_S)[0]:
         raise HostsError(f"the measurement of a link had not begun after {_MARGIN_S:.0f} s")
-    if first := listener.stdout.readline():
-        return str(json.loads(first)["port"])
-    _result(listener, _MARGIN_S)
-    raise HostsError("the measurement of a link ended before it began")
+    first = listener.stdout.readline()
+    if not first:
+        _result(listener, _MARGIN_S)
+    return str(json.loads(first)["port"])
 
 
 def _result(process: subprocess.Popen[bytes], timeout_s: float) -> dict[str, float]:
