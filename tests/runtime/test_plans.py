@@ -53,9 +53,9 @@ def test_a_plan_that_is_made_while_another_rank_launches(monkeypatch):
 def test_a_rank_that_cannot_watch_its_peers(hosts, monkeypatch):
     class Peers(plans.Peers):
         def __init__(self, pids):
+            super().__init__(pids)
             if groups.virtual_rank().rank == 1:
                 raise OSError(24, "Too many open files")
-            super().__init__(pids)
 
     def rank_main(rank):
         with pytest.raises(PlanError, match=r"rank 1 cannot watch .*: .*Too many open files"):
@@ -94,6 +94,7 @@ def test_a_plan_is_freed_although_it_warns_and_warnings_are_errors(monkeypatch):
                 plan.free()
             assert plan.is_freed and not plan.is_between_hosts
         groups.virtual_rank().exchange(None)
+        return plan
 
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)

@@ -166,13 +166,8 @@ def test_a_text_that_arrives_in_parts_while_others_speak():
         each.setblocking(False)
     follower = Follower(0, Placement.of("direct", ["a", "b", "b"]), {1: near_1, 2: near_2}, [], None, False)
     header = connection._HEADER.pack(connection._MAGIC, connection.LOST, 0, 2, 0, 11)
-    for sender, data in (
-        (far_1, header + b"it "),
-        (far_2, ring()),
-        (far_1, b"has "),
-        (far_2, ring()),
-        (far_1, b"died"),
-    ):
+    ring = connection._HEADER.pack(connection._MAGIC, connection.RING, 0, 0, 0, 0)
+    for sender, data in ((far_1, header + b"it "), (far_2, ring), (far_1, b"has "), (far_2, ring), (far_1, b"died")):
         sender.sendall(data)
         for each in list(follower.connections.values()):
             follower.receive(each)
@@ -180,7 +175,3 @@ def test_a_text_that_arrives_in_parts_while_others_speak():
     follower.close()
     far_1.close()
     far_2.close()
-
-
-def ring():
-    return connection._HEADER.pack(connection._MAGIC, connection.RING, 0, 0, 0, 0)
