@@ -1,5 +1,9 @@
-"""Real ranks: one process each, joined over gloo, with a pipe each to the test."""
+"""Real ranks: one process each, joined over gloo, with a pipe each to the test.
 
+They are forked from a process that has imported everything, has no threads, and does nothing else.
+"""
+
+import atexit
 import math
 import multiprocessing
 import os
@@ -8,15 +12,17 @@ import time
 import traceback
 from datetime import timedelta
 from functools import partial
-from multiprocessing import resource_tracker
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 import triton_ext as tx
 from triton_ext.emulate import Hosts
+from triton_ext.emulate.hosts import _set_network as set_network
 
-CONTEXT = multiprocessing.get_context("spawn")
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["torch", "triton_ext.ops", "triton_ext.testing", "distributed.harness"])
 TIMEOUT = timedelta(seconds=60)
 
 
@@ -41,7 +47,8 @@ class Job:
 
     def _start(self, rank, world, make_store, function, args):
         here, there = CONTEXT.Pipe()
-        process = CONTEXT.Process(target=_main, args=(rank, world, make_store, there, function, args))
+        environment = dict(os.environ)  # the server has that of its own start
+        process = CONTEXT.Process(target=_main, args=(environment, rank, world, make_store, there, function, args))
         process.start()
         there.close()
         self._pipes.append(here)
@@ -80,11 +87,9 @@ class HostsJob(Job):
             address, world = self.hosts.addresses[0], hosts * ranks_per_host
             with self.hosts.inside(0):  # the store is this process's, so that no rank that ends takes it along
                 self._tcp_store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
-            make_store = partial(_tcp_store, address, self._tcp_store.port, self.hosts.interface)
-            resource_tracker.ensure_running()  # of all processes to come: not on the first one's host
             for rank in range(world):
-                with self.hosts.inside(rank // ranks_per_host):
-                    self._start(rank, world, make_store, function, args)
+                place = self.hosts.namespace(rank // ranks_per_host), self.hosts.interface
+                self._start(rank, world, partial(_on_host, *place, address, self._tcp_store.port), function, args)
         except BaseException as error:
             self.__exit__(type(error))
             raise
@@ -121,12 +126,16 @@ def _results(job):
     return results
 
 
-def _tcp_store(address, port, interface):
+def _on_host(namespace, interface, address, port):
+    with Path("/run/netns", namespace).open() as there:
+        set_network(there.fileno())
     os.environ["GLOO_SOCKET_IFNAME"] = interface
     return dist.TCPStore(address, port, timeout=TIMEOUT)
 
 
-def _main(rank, world, make_store, pipe, function, args):
+def _main(environment, rank, world, make_store, pipe, function, args):
+    os.environ.clear()
+    os.environ.update(environment)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=make_store(), rank=rank, world_size=world, timeout=TIMEOUT)
     try:
@@ -137,3 +146,4 @@ def _main(rank, world, make_store, pipe, function, args):
         os._exit(1)
     tx.shutdown()
     dist.destroy_process_group()
+    atexit._run_exitfuncs()  # a forked process ends without them

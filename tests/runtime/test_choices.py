@@ -1,14 +1,16 @@
 """What a plan runs where its caller leaves that open: the planner's choice, the same on every rank, and explained."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
+import cluster_files
 import triton_ext as tx
 from collectives import assert_close, inputs, launch, reference
 from triton_ext.errors import PlanError
-from triton_ext.planner import cluster_file, presets
+from triton_ext.planner import presets
 from triton_ext.planner.cluster import Cluster, DeviceType, Fabric, Node
 from triton_ext.runtime import layout, transfers
 from triton_ext.runtime.choices import Question, Wishes
@@ -103,11 +105,13 @@ def test_hierarchical_where_there_are_no_sums():
 
 
 def test_ranks_that_wish_different_things():
-    def rank_main(rank):
-        tx.all_reduce(SMALL, torch.float32, shots=None if rank else 1)
+    def rank_main(rank, **first):
+        tx.all_reduce(SMALL, torch.float32, **({} if rank else first))
 
     with pytest.raises(PlanError, match="ranks disagree on a plan: shots is 1 on rank 0 and None on rank 1"):
-        in_world(2, rank_main)
+        in_world(2, partial(rank_main, shots=1))
+    with pytest.raises(PlanError, match="ranks disagree on a plan: schedule is ring on rank 0 and None on rank 1"):
+        in_world(2, partial(rank_main, schedule="ring"))
 
 
 @pytest.mark.parametrize("wish", [{"shots": 3}, {"slices": 0}, {"compute_s": -1.0}, {"compute_s": float("inf")}])
@@ -125,10 +129,8 @@ def test_one_shot_is_not_hierarchical():
 GPU = DeviceType("gpu", 1 << 30, 1e12, 1e10)
 
 
-def written(tmp_path, monkeypatch, cluster):
-    path = tmp_path / "cluster.yaml"
-    cluster_file.dump(cluster, path)
-    monkeypatch.setenv("TRITON_EXT_CLUSTER", str(path))
+def written(tmp_path, monkeypatch, cluster, hosts=None):
+    monkeypatch.setenv("TRITON_EXT_CLUSTER", str(cluster_files.write(tmp_path, cluster, hosts)))
 
 
 def test_the_cluster_file_decides(tmp_path, monkeypatch):
@@ -150,7 +152,9 @@ def test_a_cluster_file_of_another_job(tmp_path, monkeypatch):
     with pytest.raises(PlanError, match="the cluster has 2 devices, and rank 2 of the job makes a plan"):
         in_world(3, rank_main)
     written(tmp_path, monkeypatch, presets.cpu_hosts([1, 2]))
-    with pytest.raises(PlanError, match="ranks 0 and 1 of the job are on one host, their devices"):
+    with pytest.raises(
+        PlanError, match="ranks 0 and 1 of the job are on one host, devices 0 and 1 of the cluster are not"
+    ):
         in_world(3, rank_main)
     monkeypatch.setenv("TRITON_EXT_CLUSTER", str(tmp_path / "none.yaml"))
     with pytest.raises(PlanError, match=r"TRITON_EXT_CLUSTER=.*none.yaml: .*No such file"):
@@ -168,8 +172,33 @@ def test_a_subgroup_has_its_devices_of_the_cluster(tmp_path, monkeypatch):
     assert in_world(4, rank_main, [0, 0, 1, 1]) == [None, (1, 2), (1, 2), None]
 
 
+def test_a_probe_of_hosts_whose_ranks_do_not_follow_each_other(tmp_path, monkeypatch):
+    """The cluster's devices are host by host; which rank each is, the measurements beside it say."""
+
+    def rank_main(rank):
+        group = tx.testing.subgroup([1, 2]) if rank in (1, 2) else None
+        return tx.all_reduce(SMALL, torch.float32, group=group).explain().request.group if group else None
+
+    written(tmp_path, monkeypatch, presets.cpu_hosts([2, 2]), ["a", "b", "a", "b"])
+    assert in_world(4, rank_main, [0, 1, 0, 1]) == [None, (2, 1), (2, 1), None]
+    written(tmp_path, monkeypatch, presets.cpu_hosts([2, 2]), ["a", "b", "a"])
+    with pytest.raises(PlanError, match="the cluster has 4 devices, and rank 3 of the job makes a plan"):
+        in_world(4, lambda rank: tx.all_reduce(SMALL, torch.float32), [0, 1, 0, 1])
+
+
+def test_what_travels_counts():
+    """Partial values of half the size: half the time for them."""
+    full = Question("reduce_scatter", 1 << 22, "float32", "float32", ("a", "b"), (0, 1), Wishes(slices=1))
+    half = replace(full, wire_dtype="bfloat16")
+    times = [question.decide().chosen for question in (full, half)]
+    assert times[1].sent_bytes * 2 == times[0].sent_bytes
+    assert 1.8 < times[0].standalone_s / times[1].standalone_s < 2
+
+
 def test_hosts_whose_ranks_do_not_follow_each_other():
-    question = Question("all_to_all", 1 << 20, "float32", ("b", "a", "b", "a", "b"), tuple(range(5)), Wishes())
+    question = Question(
+        "all_to_all", 1 << 20, "float32", "float32", ("b", "a", "b", "a", "b"), tuple(range(5)), Wishes()
+    )
     assert question.decide().request.group == (0, 3, 1, 4, 2)
     alike = replace(question, hosts=("a", "a", "a", "b", "b"))
     assert question.decide().candidates == alike.decide().candidates

@@ -1,5 +1,6 @@
 """Plans with peers behind NVSHMEM, simulated: cards read the outbox late and in parts, data lags behind its signal."""
 
+import functools
 import re
 
 import pytest
@@ -18,8 +19,7 @@ RUNS = 3  # so that every outbox is written again, and again
 @pytest.fixture(scope="module")
 def simulations():
     """One for each collective, made once."""
-    made = {}
-    return lambda collective: made.setdefault(collective, simulation(collective, hosts=HOSTS, slices=SLICES))
+    return functools.cache(lambda collective: simulation(collective, hosts=HOSTS, slices=SLICES))
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)

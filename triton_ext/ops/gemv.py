@@ -95,8 +95,8 @@ def configuration(batch: int, device: torch.device) -> dict[str, int | bool]:
     bb = triton.next_power_of_2(batch)
     if device.type != "cpu":
         return {"BB": bb, "BN": 16, "BK": 256, "DOT": False} if bb <= 8 else {"BB": bb, "BN": 64, "BK": 64, "DOT": True}
-    if bb <= 16:  # 16 vector registers of sums at the most, and lines of 16 weights
-        return {"BB": bb, "BN": min(16, 64 // bb), "BK": 16, "DOT": False}
+    if bb <= 16:  # no more rows of weights at a time than the core prefetches, and whole lines of them
+        return {"BB": bb, "BN": min(8, 64 // bb), "BK": 32 if bb <= 2 else 16, "DOT": False}
     return {"BB": bb, "BN": 64, "BK": 64, "DOT": True}
 
 

@@ -64,10 +64,11 @@ class Execution:
 
 @dataclass(frozen=True)
 class Known:
-    """What rank 0 was told: the cluster of a file (None: there is none), and a library's collectives, as measured by
-    the probe that wrote it."""
+    """What rank 0 was told: the cluster of a file (None: there is none), and of the probe that wrote it, the job's rank
+    of each device (empty: their numbers are the same), and how long a library's collectives took."""
 
     cluster: Cluster | None = None
+    ranks: tuple[int, ...] = ()
     library: tuple[Measurement, ...] = ()
 
 
@@ -76,12 +77,13 @@ class Question:
     """The planner's part of a plan.
 
     collective: as users call it. hosts, global_ranks: of each rank. tensor_bytes: of the largest tensor that a rank
-    computes.
+    computes. wire_dtype: of partial values of a sum.
     """
 
     collective: str
     tensor_bytes: int
     dtype: str
+    wire_dtype: str
     hosts: tuple[str, ...]
     global_ranks: tuple[int, ...]
     wishes: Wishes
@@ -174,6 +176,7 @@ class Question:
             self.destinations if self.collective == "put" else (),
             costs=ON_CPU if self.on_cpu else ON_GPU,
             barred=self._barred,
+            wire_dtype=self.wire_dtype,
         )
 
     @property
@@ -203,19 +206,24 @@ class Question:
             first = [self.hosts.index(host) for host in self.hosts]
             order = sorted(range(len(self.hosts)), key=lambda rank: (first[rank], rank))
             return [order.index(rank) for rank in range(len(self.hosts))]
-        devices, described = list(self.global_ranks), self.known.cluster.devices
-        if max(devices) >= len(described):
+        described = self.known.cluster.devices
+        of_rank = {rank: device for device, rank in enumerate(self.known.ranks or range(len(described)))}
+        missing = [rank for rank in self.global_ranks if not 0 <= of_rank.get(rank, -1) < len(described)]
+        if missing:
             raise PlanError(
-                f"{CLUSTER_VARIABLE}: the cluster has {len(described)} devices, and rank {max(devices)} of the job "
+                f"{CLUSTER_VARIABLE}: the cluster has {len(described)} devices, and rank {missing[-1]} of the job "
                 "makes a plan; give a file of this job's ranks (triton-ext probe), or none"
             )
+        devices = [of_rank[rank] for rank in self.global_ranks]
         nodes = [described[device].node for device in devices]
         for rank, other in ((a, b) for b in range(len(nodes)) for a in range(b)):
             if (nodes[rank] == nodes[other]) != (self.hosts[rank] == self.hosts[other]):
                 together = "on one host" if self.hosts[rank] == self.hosts[other] else "on different hosts"
+                ranks = f"ranks {self.global_ranks[rank]} and {self.global_ranks[other]}"
                 raise PlanError(
-                    f"{CLUSTER_VARIABLE}: ranks {devices[rank]} and {devices[other]} of the job are {together}, their "
-                    "devices in the cluster are not; give a file of this job's ranks (triton-ext probe), or none"
+                    f"{CLUSTER_VARIABLE}: {ranks} of the job are {together}, devices {devices[rank]} and "
+                    f"{devices[other]} of the cluster are not; give a file of this job's ranks with the measurements "
+                    "beside it (triton-ext probe writes both), or none"
                 )
         return devices
 
@@ -253,5 +261,8 @@ def is_library_known() -> bool:
 
 @lru_cache(8)
 def _load(path: Path, _changed_ns: int, measured_ns: int | None) -> Known:
-    library = () if measured_ns is None else measurements.load(measurements.path_beside(path)).unfused()
-    return Known(cluster_file.load(path), library)
+    cluster = cluster_file.load(path)
+    if measured_ns is None:
+        return Known(cluster)
+    measured = measurements.load(measurements.path_beside(path))
+    return Known(cluster, tuple(rank for _, ranks in measured.hosts for rank in ranks), measured.unfused())

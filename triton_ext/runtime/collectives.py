@@ -124,7 +124,7 @@ def _make(
     for each in (dtype, wire, acc):
         if each not in _DTYPES:
             raise PlanError(f"{each} cannot be sent; can be: {', '.join(str(name) for name in _DTYPES)}")
-    question = _question(collective, agreed, dtype, wishes, place, int(arguments.get("root", 0)))
+    question = _question(collective, agreed, dtype, wire, wishes, place, int(arguments.get("root", 0)))
     where = lay_out(agreed.shapes, agreed.destinations)
     execution = question.execution()
     if collective == "all_reduce" and execution.shots == 1:
@@ -149,7 +149,13 @@ def _make(
 
 
 def _question(
-    collective: str, agreed: _Agreement, dtype: torch.dtype, wishes: Wishes, place: torch.device, root: int
+    collective: str,
+    agreed: _Agreement,
+    dtype: torch.dtype,
+    wire: torch.dtype,
+    wishes: Wishes,
+    place: torch.device,
+    root: int,
 ) -> Question:
     """What the planner is asked. Raises PlanError if rank 0's cluster file cannot be read."""
     if isinstance(agreed.known, str):
@@ -158,6 +164,7 @@ def _question(
         collective,
         max(prod(shape) for shape in agreed.shapes) * dtype.itemsize,
         str(dtype).removeprefix("torch."),
+        str(wire).removeprefix("torch."),
         agreed.hosts,
         agreed.global_ranks,
         replace(wishes, compute_s=agreed.compute_s),

@@ -13,7 +13,7 @@ from .algorithms import NAMES, Pattern, Reason, build, is_pipelined
 from .measured import MEASURED, interpolate
 from .predict import Kernel, fused_s, library_s, standalone_s
 from .request import ORDERS, UNFUSED, Measurement, Request
-from .schedule import Schedule
+from .schedule import PieceBytes, Schedule
 from .topology import Topology, topology_of
 
 #: Of the time of the schedule that was chosen before: a better one has to save more than this.
@@ -217,21 +217,21 @@ def _variants(
             text = f"{slices} slices of {tiles} tiles: a slice has at least one"
             yield Rejected(f"{name}, {slices} slices", Reason("too_few_tiles", text))
             continue
-        part_bytes = request.part_bytes(schedule.parts_of_tensor)
-        alone_s = standalone_s(schedule, topology, part_bytes, request.costs, 1 if pipelined else slices)
+        piece = request.piece(schedule.parts_of_tensor)
+        alone_s = standalone_s(schedule, topology, piece, request.costs, 1 if pipelined else slices)
         found = interpolate(measured, request, name, slices)
         scale = found.standalone_s / alone_s if found.standalone_s is not None and alone_s else 1.0
         ordered = request.compute_s > 0 and schedule.parts_of_tensor > 1
         for order in request.orders if ordered else request.orders[:1]:
             kernel = Kernel(request.tiles, request.tile_compute_s, 1 if pipelined else slices, order)
-            total_s = fused_s(schedule, topology, part_bytes, request.costs, kernel, scale)
+            total_s = fused_s(schedule, topology, piece, request.costs, kernel, scale)
             yield Candidate(
                 Choice(name, slices, order),
                 total_s,
                 total_s - request.compute_s,
                 alone_s * scale,
                 found.basis,
-                part_bytes * schedule.pieces_sent,
+                schedule.sent_bytes(piece),
                 len(schedule.steps),
                 sum(map(len, schedule.steps)),
             )
@@ -246,9 +246,10 @@ def _unfused(
     for name in NAMES:
         schedule = _build(Choice(name, 1, ""), request, topology, ranks)
         if isinstance(schedule, Schedule):
-            part_bytes = request.part_bytes(schedule.parts_of_tensor)
-            alone_s = library_s(schedule, topology, part_bytes, request.costs)
-            sent = part_bytes * schedule.pieces_sent
+            nbytes = request.piece(schedule.parts_of_tensor).value
+            piece = PieceBytes(nbytes, nbytes)  # a library sums in the tensor's type
+            alone_s = library_s(schedule, topology, piece, request.costs)
+            sent = schedule.sent_bytes(piece)
             times.append((alone_s, sent, len(schedule.steps), sum(map(len, schedule.steps))))
     alone_s, sent, steps, messages = min(times)
     if found.standalone_s is not None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from .costs import Costs
-from .schedule import Schedule, Step
+from .schedule import PieceBytes, Schedule, Step
 from .topology import Topology
 
 
@@ -31,20 +31,20 @@ class Kernel:
     order: str = "remote_first"
 
 
-def standalone_s(schedule: Schedule, topology: Topology, part_bytes: int, costs: Costs, slices: int = 1) -> float:
-    """Of a collective whose input is all there. part_bytes: of a piece. Seconds."""
-    return fused_s(schedule, topology, part_bytes, costs, Kernel(slices=slices))
+def standalone_s(schedule: Schedule, topology: Topology, piece: PieceBytes, costs: Costs, slices: int = 1) -> float:
+    """Of a collective whose input is all there. Seconds."""
+    return fused_s(schedule, topology, piece, costs, Kernel(slices=slices))
 
 
-def library_s(schedule: Schedule, topology: Topology, part_bytes: int, costs: Costs) -> float:
+def library_s(schedule: Schedule, topology: Topology, piece: PieceBytes, costs: Costs) -> float:
     """Of a collective library that runs this schedule."""
     step_s = costs.library_step_s
     plain = Costs(flag_s=step_s, arrive_s=step_s, sum_bytes_per_s=costs.sum_bytes_per_s)
-    return costs.library_call_s + standalone_s(schedule, topology, part_bytes, plain)
+    return costs.library_call_s + standalone_s(schedule, topology, piece, plain)
 
 
 def fused_s(
-    schedule: Schedule, topology: Topology, part_bytes: int, costs: Costs, kernel: Kernel, scale: float = 1.0
+    schedule: Schedule, topology: Topology, piece: PieceBytes, costs: Costs, kernel: Kernel, scale: float = 1.0
 ) -> float:
     """From the kernel's start until all ranks have their results. scale: of all that is communication (measured over
     predicted). Seconds."""
@@ -61,10 +61,11 @@ def fused_s(
         queues: dict[int, list[tuple[float, float]]] = {}
         added: dict[int, int] = {}
         latency_s = 0.0
-        for source, destination, pieces, reduces in step:
+        for transfer in step:
+            source, destination, pieces, reduces = transfer
             route = topology.routes[source, destination]
             latency_s = max(latency_s, route.latency_s)
-            nbytes = len(pieces) * part_bytes
+            nbytes = piece.of(transfer)
             if reduces:
                 added[destination] = added.get(destination, 0) + nbytes
             ready = ready_of[source](pieces, finished_s)

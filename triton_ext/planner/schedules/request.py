@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ...errors import PlanningError
 from .algorithms import NAMES
 from .costs import NONE, Costs, not_negative
-from .schedule import COLLECTIVES
+from .schedule import COLLECTIVES, PieceBytes
 
 UNFUSED = "unfused"  # compute first, then the collective of a library
 SCHEDULES = (*NAMES, UNFUSED)
@@ -44,13 +44,14 @@ class Request:
     """A collective at the end of a kernel.
 
     tensor_bytes: of the tensor that each rank's kernel computes, all of it (of an all_to_all, what is for each of n
-    ranks is the n-th part: `bytes_per_peer`). tiles: that the tensor is computed in. tile_compute_s: the kernel's time
+    ranks is the n-th part). tiles: that the tensor is computed in. tile_compute_s: the kernel's time
     without the collective, over its number of tiles. group: the cluster's devices, in the order of ranks.
     executable: the schedules that the runtime can run, and "unfused" if the caller may do without the fused kernel,
     which then computes for unfused_compute_s (None: as long as the fused one). slices, orders: what the runtime can
     do: into how many messages to one peer it cuts a transfer (chunks, of a tree and a chain), and ORDERS.
     root: of a broadcast. destinations: of a put, of each rank. barred: schedules that are not executable for another
-    reason than that the runtime cannot run them, and the reasons.
+    reason than that the runtime cannot run them, and the reasons. wire_dtype: of partial values on their way to be
+    summed; None: as the tensor.
 
     Raises PlanningError for numbers and names that cannot be.
     """
@@ -69,10 +70,12 @@ class Request:
     unfused_compute_s: float | None = None
     costs: Costs = NONE
     barred: tuple[tuple[str, str], ...] = ()
+    wire_dtype: str | None = None
 
     def __post_init__(self) -> None:
         _one_of("collective", self.collective, COLLECTIVES)
-        _one_of("dtype", self.dtype, tuple(DTYPE_BYTES))
+        for dtype in (self.dtype, self.wire_dtype or self.dtype):
+            _one_of("dtype", dtype, tuple(DTYPE_BYTES))
         for name in self.executable:
             _one_of("executable", name, SCHEDULES)
         for name, _ in self.barred:
@@ -113,11 +116,7 @@ class Request:
     def compute_s(self) -> float:
         return self.tiles * self.tile_compute_s
 
-    @property
-    def bytes_per_peer(self) -> int:
-        """What one rank sends another one of an all_to_all, at most."""
-        return self.part_bytes(self.world)
-
-    def part_bytes(self, parts: int) -> int:
+    def piece(self, parts: int) -> PieceBytes:
         """The longest part of the tensor cut into `parts`, as torch.chunk does."""
-        return -(-(self.tensor_bytes // self.item_bytes) // parts) * self.item_bytes
+        items = -(-(self.tensor_bytes // self.item_bytes) // parts)
+        return PieceBytes(items * self.item_bytes, items * DTYPE_BYTES[self.wire_dtype or self.dtype])

@@ -20,6 +20,16 @@ class Transfer(NamedTuple):
     reduces: bool = False
 
 
+class PieceBytes(NamedTuple):
+    """How large a piece is: as a value, and as a partial value on its way to be summed."""
+
+    value: int
+    partial: int
+
+    def of(self, transfer: Transfer) -> int:
+        return len(transfer.pieces) * (self.partial if transfer.reduces else self.value)
+
+
 Step = tuple[Transfer, ...]
 Steps = tuple[Step, ...]
 
@@ -75,9 +85,15 @@ class Schedule:
         return found
 
     @cached_property
-    def pieces_sent(self) -> int:
+    def pieces_sent(self) -> tuple[int, int]:
+        """By all ranks, in all steps: as values, and as partial values."""
+        transfers = [transfer for step in self.steps for transfer in step]
+        partial = sum(len(transfer.pieces) for transfer in transfers if transfer.reduces)
+        return sum(len(transfer.pieces) for transfer in transfers) - partial, partial
+
+    def sent_bytes(self, piece: PieceBytes) -> int:
         """By all ranks, in all steps."""
-        return sum(len(transfer.pieces) for step in self.steps for transfer in step)
+        return sum(count * size for count, size in zip(self.pieces_sent, piece, strict=True))
 
     def relabelled(self, ranks: tuple[int, ...]) -> Schedule:
         """The same schedule where rank r is called ranks[r]."""
