@@ -95,9 +95,10 @@ def test_a_plan_that_is_freed_while_the_host_looks(at, monkeypatch):
         found = getattr(state, at)
 
         def during(*arguments):
+            result = found(*arguments)
             looks.set()
             freed.wait(0.2)
-            return found(*arguments)
+            return result
 
         def look():
             try:
