@@ -164,7 +164,8 @@ class Member:
 
 
 class _Traffic(ABC):
-    """What shipments and followers share: connections that end. All is called by the proxy's thread alone."""
+    """What shipments and followers share: connections that end. All is called under the proxy's
+    lock; any thread may read `lost`."""
 
     def __init__(self, sockets: dict[int, socket.socket], announces: bool) -> None:
         self.connections = {peer: Connection(peer, sock) for peer, sock in sockets.items()}
@@ -182,8 +183,8 @@ class _Traffic(ABC):
             raise Lost(f"sent what is not a message (about {message.about})")
         if message.nbytes > _TEXT_BYTES:
             raise Lost(f"sent a text of {message.nbytes} bytes; at most {_TEXT_BYTES} are one")
-        self._text = bytearray(message.nbytes)
-        return memoryview(self._text)
+        connection.text = bytearray(message.nbytes)
+        return memoryview(connection.text)
 
     @abstractmethod
     def arrived(self, connection: Connection, message: Message) -> None:
@@ -311,7 +312,7 @@ class Shipment(_Traffic):
         elif message.about == BYE:
             connection.is_leaving = True
         elif message.about == LOST:
-            self._are_lost([message.first], self._text.decode(errors="replace"))
+            self._are_lost([message.first], connection.text.decode(errors="replace"))
         elif message.about >= 0:
             self.incoming[message.about].land(message.first, message.slices)
             if recorded := trace.current():
@@ -392,7 +393,7 @@ class Follower(_Traffic):
         if message.about == BYE:
             connection.is_leaving = True
         elif message.about == LOST:
-            self.lost.setdefault(message.first, self._text.decode(errors="replace"))
+            self.lost.setdefault(message.first, connection.text.decode(errors="replace"))
 
     def _is_lost(self, peer: int, reason: str) -> None:
         for rank in self._far:
