@@ -12,9 +12,9 @@ from types import ModuleType
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from . import terminal
 from .errors import TritonExtError
 from .planner.jobs.command import priorities
 from .planner.parallel.command import plan
@@ -147,7 +147,7 @@ def trace(
 
     try:
         ranks = timeline.load(directory)
-        Console(width=max(Console().width, 120)).print(timeline.table(ranks))  # narrower, numbers would be cut off
+        terminal.console(120).print(timeline.table(ranks))
         if json:
             json.write_text(timeline.chrome(ranks))
         if png:
@@ -183,7 +183,7 @@ def profile(
         command.profile(
             model, arguments or [], output, degrees=tp, samples=samples, repeats=repeats, threads=threads,
             cpu_quota=cpu_quota, together=together, device=device, device_type=device_type, timeout_s=timeout,
-            console=Console(),
+            console=terminal.console(),
         )  # fmt: skip
 
 
@@ -213,7 +213,7 @@ def run(
         command.run(
             plan, arguments or [], model=model, profiles=profiles, cluster=cluster, cpu_quota=cpu_quota, steps=steps,
             warmup=warmup, learning_rate=learning_rate, threads=threads, check=check, timeout_s=timeout,
-            console=Console(),
+            console=terminal.console(),
         )  # fmt: skip
 
 
@@ -227,7 +227,7 @@ def cpu_cluster(
     from .training import command
 
     with _errors():
-        command.cpu_cluster(cpu_quotas, output, timeout, Console())
+        command.cpu_cluster(cpu_quotas, output, timeout, terminal.console())
 
 
 @app.command()
@@ -240,7 +240,7 @@ def export(
     from .training import command
 
     with _errors():
-        command.export(plan, to, output, Console())
+        command.export(plan, to, output, terminal.console())
 
 
 @app.command()
@@ -264,7 +264,7 @@ def env() -> None:
     table.add_row("kernels run on", f"{current.backend}:{current.arch}")
     for name in ("TRITON_EXT_TIMEOUT_S", "TRITON_EXT_NUM_THREADS", "TRITON_DEFAULT_BACKEND"):
         table.add_row(name, os.environ.get(name, "not set"))
-    Console().print(table)
+    terminal.console().print(table)
 
 
 @contextmanager

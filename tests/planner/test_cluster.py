@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triton_ext.errors import ClusterError
-from triton_ext.planner import cluster_file, presets
+from triton_ext.errors import ClusterError, PlanningError
+from triton_ext.planner import cluster_file, measurements, presets
 from triton_ext.planner.cluster import Cluster, DeviceType, Fabric, Link, Node, star
+from triton_ext.planner.parallel import plan_file
 
 GPU = DeviceType("gpu", 16 << 30, 100e12, 900e9)
 FABRIC = Fabric(300e9, 3e-6)
@@ -67,13 +68,72 @@ def test_written_and_read_again(tmp_path, name):
         ("type: A100-40", "type: A1000", "no published device 'A1000'; there are A100-40, "),
         ("from: a1", "from: a2", "link a2 -> s: no node or switch is named 'a2'"),
         ("name: b", "name: s", "two nodes or switches are named 's'"),
+        (
+            "to: s, bandwidth_gb_per_s: 12.5",
+            "to: a0, bandwidth_gb_per_s: 12.5",
+            "link a0 -> a0: both ends",
+        ),
         ("nodes:", "nodes: [", "neither YAML nor JSON"),
+        ("name: b", "name: 2024-99-99", "cluster.yaml: line 4: '2024-99-99' looks like a timestamp, and is none"),
+        ("name: b", "name: 0x_", "cluster.yaml: line 4: '0x_' looks like a int, and is none"),
+        ("name: b", "name: !!int b", "cluster.yaml: line 4: 'b' looks like a int, and is none"),
+        ("name: b", "name: !!bool b", "cluster.yaml: line 4: 'b' looks like a bool, and is none"),
+        ("name: b", "name: !!timestamp b", "cluster.yaml: line 4: 'b' looks like a timestamp, and is none"),
+        ("name: b", "name: b, name: c", "cluster.yaml: line 4: 'name' is there twice"),
+        ("switches: [s]", "switches: [s]\nswitches: [t]", "cluster.yaml: line 8: 'switches' is there twice"),
+        ("  mine: {", "  mine: &a {memory_gib: 1}\n  mine: {<<: *a, ", "cluster.yaml: line 7: 'mine' is there twice"),
+        ("name: b", "name: " + "[" * 5000 + "]" * 5000, "cluster.yaml: it is nested too deeply"),
     ],
 )
 def test_errors_name_the_field(tmp_path, old, new, message):
     assert old in TEXT
     with pytest.raises(ClusterError, match=message):
         load(tmp_path, TEXT.replace(old, new, 1))
+
+
+def test_a_merge_may_be_overridden(tmp_path):
+    base = "  base: &base {memory_gib: 1, peak_tflop_per_s: 2, memory_bandwidth_gb_per_s: 3}\n"
+    other = "  other: &other {<<: *base, memory_gib: 2}\n"
+    cluster = load(tmp_path, TEXT.replace("  mine: {", f"{base}{other}  mine: {{<<: *other, "))
+    assert [t.memory_bytes >> 30 for t in cluster.device_types[:3]] == [1, 2, 24]
+
+
+NAMES = st.text(min_size=1, max_size=8) | st.sampled_from(
+    ["1234567e8901", "12e4", "1e5", "1.5", "0x1f", "on", "null", "~", "2024-01-01", "1:30", "=", "<<", "{a", "#", "-",
+     " ", "\U0001f600", "\x7f", "a: b", "!!int", "&a", "*a", "[a]", "'", '"']
+)  # fmt: skip
+FIGURE = st.builds(lambda digits, power: float(f"{digits}e{power}"), st.integers(1, 9999), st.integers(-9, 15))
+
+
+@given(st.data(), st.lists(NAMES, min_size=4, max_size=4, unique=True), st.sampled_from(["c.yaml", "c.json"]))
+def test_whatever_is_written_is_read_again(tmp_path_factory, data, names, file):
+    """Any names, and any figures of four digits in SI units: those of measured clusters."""
+    figure = lambda: data.draw(FIGURE)  # noqa: E731
+    kind = DeviceType(names[3], data.draw(st.integers(1, 1 << 50)), figure(), figure())
+    nodes = tuple(
+        Node(name, (kind.name,) * data.draw(st.integers(1, 3)), Fabric(figure(), figure())) for name in names[:2]
+    )
+    links = tuple(Link(name, names[2], figure(), figure()) for name in names[:2])
+    cluster = Cluster((kind,), nodes, (names[2],), links)
+    path = tmp_path_factory.getbasetemp() / file
+    cluster_file.dump(cluster, path)
+    assert cluster_file.load(path) == cluster
+
+
+def test_published_devices_are_written_and_read_again(tmp_path):
+    cluster = presets.cluster(dict.fromkeys(presets.DEVICE_TYPES, 1))
+    cluster_file.dump(cluster, tmp_path / "c.yaml")
+    assert cluster_file.load(tmp_path / "c.yaml") == cluster
+    assert cluster_file.from_text("A100-40=6,V100-16=3") == presets.cluster({"A100-40": 6, "V100-16": 3})
+    assert cluster_file.from_text(str(tmp_path / "c.yaml")) == cluster
+
+
+@pytest.mark.parametrize("text", ['{"format": 1, "format": 1}', '{"ranks": [{"a": 1, "a": 2}]}', "[" * 100_000])
+def test_json_files_are_no_laxer(tmp_path, text):
+    (tmp_path / "m.json").write_text(text)
+    for load_file, error in ((measurements.load, ClusterError), (plan_file.load, PlanningError)):
+        with pytest.raises(error, match=r"m.json: .*(is there twice|nested too deeply)"):
+            load_file(tmp_path / "m.json")
 
 
 def test_no_file(tmp_path):

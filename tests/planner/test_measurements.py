@@ -50,7 +50,33 @@ def test_noise_of_a_tenth_moves_the_line_by_little_more(noise):
 def test_a_line_needs_points():
     with pytest.raises(ClusterError, match="without points"):
         fit([])
-    assert fit(points(1.0, 1e12)).bandwidth_bytes_per_s == pytest.approx(SIZES[-1], rel=1e-3)  # latency is all there is
+
+
+@given(st.floats(1e-6, 1.0), st.floats(1e-3, 2.9))
+def test_the_latency_counts_once_where_it_is_most_of_the_time(latency_s, share):
+    """No size takes four times as long as the smallest: the line goes through the first and the last point."""
+    line = fit(points(latency_s, SIZES[-1] / (share * latency_s)))
+    assert line.error < 1e-3
+    assert line.latency_s == pytest.approx(latency_s, rel=1e-3)
+    (first, last) = Point(8, 1e-3, 1e-3, 5), Point(1 << 20, 1.1e-3, 1.1e-3, 5)
+    line = fit([first, last])
+    assert line.latency_s + last.bytes / line.bandwidth_bytes_per_s == pytest.approx(1.1e-3)
+    slower = [dataclasses.replace(first, seconds=1.1e-3), dataclasses.replace(last, seconds=1e-3)]
+    assert fit(slower).bandwidth_bytes_per_s == pytest.approx((1 << 20) / 1e-3)  # bytes cost nothing that was seen
+    assert fit([last]).bandwidth_bytes_per_s == pytest.approx((1 << 20) / 1.1e-3)
+
+
+def test_pairs_that_were_not_measured_are_named():
+    measured = group("aab", lambda a, b: (2e-5, 1e8), lambda a, b: (2e-5, 1e8))
+    with pytest.raises(ClusterError, match="memory from rank 0 to rank 1, both on host a, were not measured alone"):
+        measured_cluster.cluster(measured, "memory")
+    for gone, message in (((0, 1), "messages from rank 0 to rank 1"), ((1, 0), "messages from rank 1 to rank 0")):
+        some = tuple(t for t in measured.transfers if (t.source, t.destination) != gone)
+        with pytest.raises(ClusterError, match=message):
+            measured_cluster.cluster(dataclasses.replace(measured, transfers=some))
+    some = tuple(t for t in measured.transfers if t.source != 2)
+    with pytest.raises(ClusterError, match=r"messages from host b \(rank 2\) to host a \(rank 0\) were not measured"):
+        measured_cluster.cluster(dataclasses.replace(measured, transfers=some))
 
 
 def test_written_and_read_again(tmp_path):

@@ -58,6 +58,11 @@ def test_files_that_are_no_list(tmp_path: Path) -> None:
     (tmp_path / "other.csv").write_text("ip,ASW\nx,S1\n")
     with pytest.raises(ClusterError, match="no column 'DSW'"):
         lingjun(tmp_path / "other.csv", GPU, node("h"), LINKS)
+    for row in ("x,G6,P1", "x", "x,G6,,S1", "x,G6,P1,S1,more"):
+        with pytest.raises(ClusterError, match=r"short.csv: line 3: a row has a cell for each column"):
+            lingjun(write(tmp_path / "short.csv", ["y,G6,P1,S1", row]), GPU, node("h"), LINKS)
+    with pytest.raises(ClusterError, match=r"long.csv: line 2: it is not CSV: field larger than"):
+        lingjun(write(tmp_path / "long.csv", ["y,G6,P1,S1", "x" * 200_000]), GPU, node("h"), LINKS)
     with pytest.raises(ClusterError, match="without nodes"):
         lingjun(write(tmp_path / "empty.csv", []), GPU, node("h"), LINKS)
 

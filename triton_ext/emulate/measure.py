@@ -54,18 +54,18 @@ def _port(listener: subprocess.Popen[bytes]) -> str:
     """The first line that a listener prints."""
     assert listener.stdout is not None
     if not select.select([listener.stdout], [], [], _MARGIN_S)[0]:
-        raise HostsError(f"the measurement of a link had not begun after {_MARGIN_S:.0f} s")
-    if first := listener.stdout.readline():
-        return str(json.loads(first)["port"])
-    _result(listener, _MARGIN_S)
-    raise HostsError("the measurement of a link ended before it began")
+        raise HostsError(f"the measurement of a link had not begun after {_MARGIN_S:g} s")
+    first = listener.stdout.readline()
+    if not first:
+        _result(listener, _MARGIN_S)
+    return str(json.loads(first)["port"])
 
 
 def _result(process: subprocess.Popen[bytes], timeout_s: float) -> dict[str, float]:
     try:
         output, errors = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        raise HostsError(f"the measurement of a link had not ended after {timeout_s:.0f} s: is it cut?") from None
+        raise HostsError(f"the measurement of a link had not ended after {timeout_s:g} s: is it cut?") from None
     if process.returncode:
         raise HostsError(f"the measurement of a link failed; is it cut?\n{errors.decode(errors='replace').strip()}")
     return json.loads(output)

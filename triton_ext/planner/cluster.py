@@ -80,6 +80,8 @@ class Link:
     latency_s: float
 
     def __post_init__(self) -> None:
+        if self.source == self.destination:
+            raise ClusterError(f"link {self.source} -> {self.destination}: both ends are the same; give two")
         _positive(f"link {self.source} -> {self.destination}", bandwidth_bytes_per_s=self.bandwidth_bytes_per_s)
         _latency(f"link {self.source} -> {self.destination}", self.latency_s)
 
@@ -216,9 +218,8 @@ def star(
     nodes: Iterable[Node],
     bandwidth_bytes_per_s: float | dict[str, float],
     latency_s: float,
-    switch: str = "switch",
 ) -> Cluster:
-    """Nodes that are all linked to one switch, both ways; the bandwidth is that of all links, or by node's name."""
+    """Nodes that are all linked to one switch, "switch", both ways; the bandwidth is all links', or by node's name."""
     nodes = tuple(nodes)
     links = []
     for node in nodes:
@@ -228,5 +229,5 @@ def star(
                 raise ClusterError(f"node {node.name} has no bandwidth to the switch; give one")
         else:
             width = bandwidth_bytes_per_s
-        links += [Link(node.name, switch, width, latency_s), Link(switch, node.name, width, latency_s)]
-    return Cluster(tuple(device_types), nodes, (switch,), tuple(links))
+        links += [Link(node.name, "switch", width, latency_s), Link("switch", node.name, width, latency_s)]
+    return Cluster(tuple(device_types), nodes, ("switch",), tuple(links))

@@ -15,10 +15,10 @@ names the file and the field.
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import Field
 
 from ..errors import ClusterError
@@ -89,6 +89,11 @@ def load(path: Path) -> Cluster:
     return parse(documents.load(path, ClusterError), str(path))
 
 
+def from_text(text: str) -> Cluster:
+    """What a command's --cluster names: a cluster file, or published devices and how many (A100-40=8,V100-16=6)."""
+    return presets.parse(text) if "=" in text and not Path(text).exists() else load(Path(text))
+
+
 def parse(data: object, where: str) -> Cluster:
     """The cluster that a file's contents describe; `where` is named in errors."""
     document = documents.check(_Document, data, where, "cluster file", ClusterError)
@@ -99,11 +104,13 @@ def parse(data: object, where: str) -> Cluster:
 
 
 def dump(cluster: Cluster, path: Path) -> None:
-    """Write a cluster so that `load` gives it back: JSON for a name that ends in .json, YAML otherwise."""
+    """Write a cluster so that `load` gives it back: JSON for a name that ends in .json, YAML otherwise.
+
+    Figures of up to 15 digits come back exactly, others within rounding.
+    """
     data = _data(cluster)
     is_json = path.suffix == ".json"
-    text = json.dumps(data, indent=2) if is_json else yaml.safe_dump(data, sort_keys=False, default_flow_style=None)
-    path.write_text(text, encoding="utf-8")
+    path.write_text(json.dumps(data, indent=2) if is_json else documents.dump(data), encoding="utf-8")
 
 
 def _cluster(document: _Document) -> Cluster:
@@ -111,8 +118,8 @@ def _cluster(document: _Document) -> Cluster:
         name: DeviceType(
             name,
             round(entry.memory_gib * _GIB),
-            entry.peak_tflop_per_s * 1e12,
-            entry.memory_bandwidth_gb_per_s * 1e9,
+            _scaled(entry.peak_tflop_per_s, 12),
+            _scaled(entry.memory_bandwidth_gb_per_s, 9),
         )
         for name, entry in document.device_types.items()
     }
@@ -122,12 +129,12 @@ def _cluster(document: _Document) -> Cluster:
         for name in devices:
             if name not in types:
                 types[name] = presets.device_type(name)
-        fabric = Fabric(entry.fabric.bandwidth_gb_per_s * 1e9, entry.fabric.latency_us * 1e-6)
+        fabric = Fabric(_scaled(entry.fabric.bandwidth_gb_per_s, 9), _scaled(entry.fabric.latency_us, -6))
         names = [entry.name] if entry.count is None else [f"{entry.name}{i}" for i in range(entry.count)]
         nodes += [Node(name, devices, fabric) for name in names]
     links = []
     for cable in document.links:
-        width, latency_s = cable.bandwidth_gb_per_s * 1e9, cable.latency_us * 1e-6
+        width, latency_s = _scaled(cable.bandwidth_gb_per_s, 9), _scaled(cable.latency_us, -6)
         links.append(Link(cable.source, cable.destination, width, latency_s))
         if not cable.one_way:
             links.append(Link(cable.destination, cable.source, width, latency_s))
@@ -139,8 +146,8 @@ def _data(cluster: Cluster) -> dict[str, Any]:
         "device_types": {
             kind.name: {
                 "memory_gib": kind.memory_bytes / _GIB,
-                "peak_tflop_per_s": kind.peak_flop_per_s / 1e12,
-                "memory_bandwidth_gb_per_s": kind.memory_bandwidth_bytes_per_s / 1e9,
+                "peak_tflop_per_s": _scaled(kind.peak_flop_per_s, -12),
+                "memory_bandwidth_gb_per_s": _scaled(kind.memory_bandwidth_bytes_per_s, -9),
             }
             for kind in cluster.device_types
         },
@@ -160,8 +167,12 @@ def _data(cluster: Cluster) -> dict[str, Any]:
 
 
 def _speed(of: Fabric | Link) -> dict[str, float]:
-    latency_us = float(f"{of.latency_s / 1e-6:.15g}")  # 25.99, not 25.990000000000002
-    return {"bandwidth_gb_per_s": of.bandwidth_bytes_per_s / 1e9, "latency_us": latency_us}
+    return {"bandwidth_gb_per_s": _scaled(of.bandwidth_bytes_per_s, -9), "latency_us": _scaled(of.latency_s, 6)}
+
+
+def _scaled(value: float, power: int) -> float:
+    """value x 10^power, of the decimal number that the value is written as: 25.99e-6 s are 25.99 us, both ways."""
+    return float(Decimal(repr(value)).scaleb(power))
 
 
 def _runs(names: tuple[str, ...]) -> list[tuple[str, int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 
+from ..errors import ClusterError
 from .cluster import Cluster, DeviceType, Fabric, Link, Node
 from .measurements import Measurements, Transport
 
@@ -18,7 +19,7 @@ def cluster(measured: Measurements, within_host: Transport = "messages") -> Clus
     A device's peak is its bfloat16 throughput. A fabric's bandwidth is what one rank sends while all do, and its
     latency a message's alone. Hosts meet at one switch, each link as wide as the host's ranks could fill it, if that
     explains every measured pair of hosts within 15 %; else there is a link of its own for each pair. Figures are
-    rounded to four digits.
+    rounded to four digits. Raises ClusterError where a rank of a fabric, or a pair of hosts, has no transfer alone.
     """
     types = _device_types(measured)
     nodes = [
@@ -79,6 +80,11 @@ def _fabric(measured: Measurements, ranks: tuple[int, ...], transport: Transport
     for source in ranks:
         pairs = [(source, destination) for destination in ranks if destination != source]
         alone = [one.line for pair in pairs if (one := measured.transfer(*pair, transport)) is not None]
+        if not alone:
+            raise ClusterError(
+                f"{transport} from rank {source} to rank {pairs[0][1]}, both on host {measured.ranks[source].host}, "
+                "were not measured alone; measure them, or take the other transport for what is within a host"
+            )
         latencies += [line.latency_s for line in alone]
         together = _together(measured, pairs, transport)
         sent.append(together or max(line.bandwidth_bytes_per_s for line in alone))
@@ -93,6 +99,12 @@ def _between(measured: Measurements, source: int, destination: int) -> tuple[flo
         for b in measured.hosts[destination][1]
         if (transfer := measured.transfer(a, b)) is not None
     ]
+    if not lines:
+        (from_host, from_ranks), (to_host, to_ranks) = measured.hosts[source], measured.hosts[destination]
+        raise ClusterError(
+            f"messages from host {from_host} (rank {from_ranks[0]}) to host {to_host} (rank {to_ranks[0]}) were not "
+            "measured alone; measure them"
+        )
     return max(line.bandwidth_bytes_per_s for line in lines), statistics.median(line.latency_s for line in lines)
 
 

@@ -126,7 +126,8 @@ class Measurements:
 
 def fit(points: Sequence[Point]) -> Line:
     """The latency is the smallest message's time without its bytes. The bandwidth has the least squared relative errors
-    at the three largest sizes, of those that take at least four times as long."""
+    at the three largest sizes, of those that take at least four times as long; where none does, it is that of the bytes
+    by which the largest is longer than the smallest, or, if it takes no longer, of its whole time."""
     if not points:
         raise ClusterError("a transfer without points: it cannot be fitted")
     ordered = sorted(points, key=lambda point: point.bytes)
@@ -137,7 +138,8 @@ def fit(points: Sequence[Point]) -> Line:
         shares = [1 - smallest_s / point.seconds for point in large]
         slope = sum(w * s for w, s in zip(weights, shares, strict=True)) / sum(w * w for w in weights)
     else:  # at all sizes the latency is most of the time
-        slope = ordered[-1].seconds / ordered[-1].bytes
+        more_s, more_bytes = ordered[-1].seconds - smallest_s, ordered[-1].bytes - ordered[0].bytes
+        slope = more_s / more_bytes if more_s > 0 and more_bytes else ordered[-1].seconds / ordered[-1].bytes
     latency_s = max(smallest_s - ordered[0].bytes * slope, 0.0)
     error = max(abs((latency_s + point.bytes * slope) / point.seconds - 1) for point in ordered)
     return Line(latency_s, 1 / slope, error)
@@ -160,10 +162,7 @@ def dump(measurements: Measurements, path: Path) -> None:
 
 def load(path: Path) -> Measurements:
     """The measurements of a JSON file. ClusterError names the file and the field of what is wrong."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ClusterError(f"{path}: it cannot be read: {error}") from None
+    data = documents.load_json(path, ClusterError)
     document = documents.check(_Document, data, str(path), "file of measurements", ClusterError)
     transfers = tuple(
         Transfer(t.source, t.destination, t.transport, t.load, tuple(Point(**p.model_dump()) for p in t.points))

@@ -103,10 +103,11 @@ def cpu_hosts(ranks_per_host: Sequence[int]) -> Cluster:
     return star([_CPU], nodes, _SOCKET_BYTES_PER_S, _SOCKET_S)
 
 
-def gpu_hosts(ranks_per_host: Sequence[int], name: str = "A100-80") -> Cluster:
-    """Hosts with a published device for each rank, and the network of its usual node."""
-    kind, (fabric, width) = device_type(name), _NODES[name]
-    nodes = [Node(f"host{i}", (name,) * ranks, fabric) for i, ranks in enumerate(ranks_per_host)]
+def gpu_hosts(ranks_per_host: Sequence[int]) -> Cluster:
+    """Hosts with an A100-80 for each rank, and the network of its usual node."""
+    kind = DEVICE_TYPES["A100-80"]
+    fabric, width = _NODES[kind.name]
+    nodes = [Node(f"host{i}", (kind.name,) * ranks, fabric) for i, ranks in enumerate(ranks_per_host)]
     return star([kind], nodes, width, 10e-6)
 
 

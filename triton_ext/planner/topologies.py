@@ -84,7 +84,10 @@ def lingjun(file: Path, device_type: DeviceType, node: Node, links: ClosLinks) -
     """
     try:
         with file.open(newline="", encoding="utf-8") as lines:
-            rows = [tuple(row[column] for column in _LINGJUN_COLUMNS) for row in csv.DictReader(lines)]
+            reader = csv.DictReader(lines)
+            rows = [_lingjun_host(row, f"{file}: line {reader.line_num}") for row in reader]
+    except csv.Error as error:
+        raise ClusterError(f"{file}: line {reader.line_num}: it is not CSV: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ClusterError(f"{file}: it cannot be read: {error}") from None
     except KeyError as error:
@@ -95,3 +98,11 @@ def lingjun(file: Path, device_type: DeviceType, node: Node, links: ClosLinks) -
         nodes = pods.setdefault(pod, {}).setdefault(name, [])
         nodes.append(Node(f"{name}-h{len(nodes)}", node.device_types, node.fabric))
     return clos((device_type,), pods, links)
+
+
+def _lingjun_host(row: Mapping[str | None, str | None], where: str) -> tuple[str, ...]:
+    """The cells that are needed of a row; KeyError if the file has no such column."""
+    cells = [row[column] for column in _LINGJUN_COLUMNS]
+    if None in row or not all(cells):
+        raise ClusterError(f"{where}: a row has a cell for each column, and none empty; this one: {list(row.values())}")
+    return tuple(cell for cell in cells if cell)

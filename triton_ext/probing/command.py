@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
+from .. import terminal
 from ..errors import ProbeError, TritonExtError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ..planner.cluster import Cluster
     from ..planner.measurements import Measurements, Transport
 
@@ -79,7 +81,7 @@ def _probe(output: Path, measurements: Path | None, fabric: Fabric) -> None:
         raise ProbeError(f"the ranks did not meet within {timeout_s():g} s: {error}") from None
     try:
         control = dist.new_group(backend="gloo", timeout=timeout)
-        console = Console(width=max(Console().width, 120))
+        console = terminal.console(120)
         with Progress(console=console, transient=True, disable=dist.get_rank() != 0) as bar:
             task = bar.add_task("")
             measured = measure(

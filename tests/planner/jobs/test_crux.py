@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -32,8 +33,10 @@ HALF_ONE, HALF_TWO = Cycle(4, 1, 0.5), Cycle(2, 3, 0.5)  # and its second
 def test_errors_name_what_is_wrong() -> None:
     with pytest.raises(PlanningError, match="overlap_start is 2"):
         Job("j", 1, 1, 1, overlap_start=2)
-    with pytest.raises(PlanningError, match="job j: communication_s is -1"):
-        Job("j", 1, 1, 1, communication_s=-1)
+    for number in (-1, 0.0, math.inf, math.nan):
+        for field in ("compute_flop", "compute_s", "communication_s"):
+            with pytest.raises(PlanningError, match=f"job j: {field} is {number}"):
+                replace(Job("j", 1, 1, 1), **{field: number})
     with pytest.raises(PlanningError, match="named j"):
         select_paths(line(1), [Job("j", 1, 1, 1), Job("j", 1, 1, 1)])
     with pytest.raises(PlanningError, match="0 priority levels"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -40,7 +41,7 @@ JOBS: dict[str, Any] = {
         {
             "name": "two",
             "gpus": 10,
-            "compute_flop": "5e12",
+            "compute_flop": 5e12,
             "compute_s": 1,
             "flows": [{"from": "a", "to": "b", "bytes": 1}],
         },
@@ -76,7 +77,70 @@ def test_table_settings_and_file(tmp_path: Path) -> None:
 def test_levels_are_an_option(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, [*write(tmp_path), "--levels", "1"])
     assert "two: TRITON_EXT_PRIORITY=0" in result.output and "one: TRITON_EXT_PRIORITY=0" in result.output
-    assert CliRunner().invoke(app, [*write(tmp_path), "--levels", "0"]).exit_code == 2
+    for levels, status in (("0", 2), ("64", 0), ("65", 2)):
+        assert CliRunner().invoke(app, [*write(tmp_path), "--levels", levels]).exit_code == status
+
+
+@pytest.mark.parametrize("names", [("[/oops]", "x"), ("sweep[a]", "sweep[b]"), (":smile:", "[bold]x"), ("a\\", "[b]")])
+def test_names_are_printed_as_they_are(tmp_path: Path, names: tuple[str, str]) -> None:
+    jobs, cluster = json.loads(json.dumps([JOBS, CLUSTER]).replace('"a"', json.dumps(f"n{names[1]}")))
+    for job, name in zip(jobs["jobs"], names, strict=False):
+        job["name"] = name
+    result = CliRunner().invoke(app, [*write(tmp_path, jobs, cluster), "--simulate", "9"])
+    assert result.exit_code == 0, result.output
+    for name in names:
+        rows = [line.split() for line in result.output.splitlines() if line]
+        assert sum(row[0] == name for row in rows) == sum(row[0] == f"{name}:" for row in rows) == 1
+        assert any(row[0] == "policy" and name in row for row in rows)
+    assert f"n{names[1]} -> s" in result.output
+
+
+def test_published_devices_need_no_file(tmp_path: Path) -> None:
+    text = json.dumps(JOBS).replace('"a"', '"T4.0"').replace('"b"', '"T4.1"')
+    (tmp_path / "jobs.json").write_text(text)
+    result = CliRunner().invoke(app, ["priorities", str(tmp_path / "jobs.json"), "--cluster", "T4=30"])
+    assert result.exit_code == 1 and "the job's flows join 2 nodes with 8 devices" in result.output
+    (tmp_path / "jobs.json").write_text(text.replace('"gpus": 10', '"gpus": 4'))
+    result = CliRunner().invoke(app, ["priorities", str(tmp_path / "jobs.json"), "--cluster", "T4=30"])
+    assert result.exit_code == 0 and "T4.0 -> switch" in result.output
+
+
+def written(directory: Path, *jobs: tuple[int, str]) -> Path:
+    """GPUs of each job, and its nodes."""
+    entries = [
+        {
+            "name": f"j{i}",
+            "gpus": gpus,
+            "compute_flop": 1,
+            "compute_s": 1,
+            "flows": [{"from": nodes[0], "to": other, "bytes": 1} for other in nodes[1:]],
+        }
+        for i, (gpus, nodes) in enumerate(jobs)
+    ]
+    (directory / "jobs.json").write_text(json.dumps({"jobs": entries}))
+    return directory / "jobs.json"
+
+
+@pytest.mark.parametrize(
+    ("jobs", "message"),
+    [
+        (((20, "ab"), (2, "ac")), r"node a has 10 devices, and their jobs need 11 \(j0 at least 10, j1 at least 1\)"),
+        (((16, "ab"), (16, "ba")), r"node a has 10 devices, and their jobs need 12 \(j0 at least 6, j1 at least 6\)"),
+        ((*[(2, "ab")] * 10, (2, "bc")), "node b has 10 devices, and their jobs need 11"),
+        (((10, "ab"), (10, "bc"), (10, "ca")), ""),
+        (((19, "ab"), (11, "bc")), ""),
+    ],
+)
+def test_no_node_is_promised_twice(tmp_path: Path, jobs: tuple[tuple[int, str], ...], message: str) -> None:
+    (tmp_path / "cluster.json").write_text(json.dumps(CLUSTER | {"links": [
+        *({"from": name, "to": "s", "bandwidth_gb_per_s": 1, "latency_us": 0} for name in "abc"),
+    ]}))  # fmt: skip
+    cluster = cluster_file.load(tmp_path / "cluster.json")
+    if message:
+        with pytest.raises(PlanningError, match=f"jobs.json: jobs: {message}"):
+            job_file.load(written(tmp_path, *jobs), cluster)
+    else:
+        assert len(job_file.load(written(tmp_path, *jobs), cluster)) == len(jobs)
 
 
 def test_policies_compared(tmp_path: Path) -> None:
@@ -115,7 +179,15 @@ def test_path_classes() -> None:
         (("jobs", 2, "gpus"), 11, "jobs.json: jobs: they have 31 GPUs together; the cluster has 30 devices"),
         (("jobs", 0, "compute_s"), "fast", "jobs[0].compute_s: 'fast': input should be a valid number"),
         (("jobs", 0, "compute_flop"), -1, "jobs[0].compute_flop: -1: input should be greater than 0"),
-        (("jobs", 0, "compute_flop"), "nan", "jobs[0].compute_flop: 'nan': input should be a finite number"),
+        (("jobs", 0, "compute_flop"), math.inf, "jobs[0].compute_flop: 'Infinity': input should be a valid number"),
+        (("jobs", 0, "compute_s"), "1", "jobs[0].compute_s: '1': input should be a valid number"),
+        (("jobs", 0, "compute_s"), True, "jobs[0].compute_s: True: input should be a valid number"),
+        (("jobs", 0, "gpus"), True, "jobs[0].gpus: True: input should be a valid integer"),
+        (("jobs", 0, "gpus"), "10", "jobs[0].gpus: '10': input should be a valid integer"),
+        (("jobs", 0, "lockstep"), 1, "jobs[0].lockstep: 1: input should be a valid boolean"),
+        (("jobs", 0, "flows", 0, "bytes"), "2", "jobs[0].flows[0].bytes: '2': input should be a valid number"),
+        (("nodes", 0, "count"), True, "cluster.json: nodes[0].count: True: input should be a valid integer"),
+        (("links", 1, "latency_us"), "0", "cluster.json: links[1].latency_us: '0': input should be a valid number"),
         (("jobs", 0, "overlap_start"), 2, "jobs[0].overlap_start: 2: input should be less than or equal to 1"),
         (("jobs", 0, "communication_s"), 0, "jobs[0].communication_s: 0: input should be greater than 0"),
         (("jobs", 0, "lockstep"), "perhaps", "jobs[0].lockstep: 'perhaps': input should be a valid boolean"),
@@ -154,7 +226,7 @@ def test_the_example() -> None:
     directory = Path(__file__).parents[3] / "examples" / "priorities"
     cluster = cluster_file.load(directory / "cluster.yaml")
     jobs = job_file.load(directory / "jobs.yaml", cluster)
-    assert [job.gpus for job in jobs] == [16, 8, 8, 16, 4] and jobs[0].flows[0].size_bytes == 20e9
+    assert [job.gpus for job in jobs] == [16, 8, 8, 12, 4] and jobs[0].flows[0].size_bytes == 20e9
     arguments = ["priorities", str(directory / "jobs.yaml"), "--cluster", str(directory / "cluster.yaml")]
     result = CliRunner().invoke(app, [*arguments, "--levels", "3", "--simulate", "60.1"])
     assert result.exit_code == 0

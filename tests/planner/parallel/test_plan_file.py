@@ -95,7 +95,7 @@ def test_no_file_and_no_json(tmp_path):
     with pytest.raises(PlanningError, match=r"none.json: it cannot be read"):
         plan_file.load(tmp_path / "none.json")
     (tmp_path / "p.json").write_text("{")
-    with pytest.raises(PlanningError, match=r"p.json: not JSON"):
+    with pytest.raises(PlanningError, match=r"p.json: it cannot be read"):
         plan_file.load(tmp_path / "p.json")
 
 

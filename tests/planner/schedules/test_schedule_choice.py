@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from triton_ext.errors import PlanningError
 from triton_ext.planner import presets
 from triton_ext.planner.schedules import SCHEDULES, Choice, Costs, Measurement, Request, choose
+from triton_ext.planner.schedules.measured import interpolate
+from triton_ext.planner.schedules.topology import topology_of
 
 REQUEST = Request("all_reduce", 1 << 20, "float32", 256, 0.0, tuple(range(8)), slices=(1,))
 
@@ -235,3 +237,23 @@ def test_the_golden_table():
         "decisions differ from golden.md; if that is meant, write it again and look at the difference: "
         "PYTHONPATH=. python tests/planner/schedules/schedule_golden.py"
     )
+
+
+@given(st.permutations([(None, 3e-3), (1, 1e-3), (4, 2e-3), (1, 1e-3)]))
+def test_a_point_for_these_slices_counts_before_one_for_any(points):
+    measured = [Measurement("all_reduce", "ring", 8, 1 << 20, seconds, slices) for slices, seconds in points]
+    basis = "measured (1 measured, 1048576 to 1048576 B)"
+    for slices, seconds in ((1, 1e-3), (4, 2e-3), (2, 3e-3)):
+        assert interpolate(measured, REQUEST, "ring", slices) == (seconds, basis)
+    for slices in (None, 4):
+        with pytest.raises(PlanningError, match="measured before as"):
+            interpolate([*measured, measured[0]._replace(slices=slices, standalone_s=1.0)], REQUEST, "ring", 4)
+
+
+def test_topologies_of_the_groups_asked_for_last_are_kept():
+    cluster = one_node(9)
+    groups = [tuple(d for d in range(9) if number >> d & 1) for number in range(1, 400)]
+    first = topology_of(cluster, groups[0])
+    for group in groups:
+        topology_of(cluster, group)
+        assert topology_of(cluster, groups[0]) is first

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 from clusters_for_schedules import GPU, clusters, one_node, requests, several
+from cut_bounds import cut_bound_s
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triton_ext.errors import PlanningError
 from triton_ext.planner.cluster import Cluster, Fabric, Link, Node
 from triton_ext.planner.schedules import Choice, Costs, Decision, Request, choose
-from triton_ext.planner.schedules.bounds import cut_bound_s
 
 US = 1e-6
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from ... import terminal
 from ...errors import TritonExtError
 
 _HEADINGS = ("job", "GPUs", "t (s)", "slowest link", "intensity (Tflop/s)", "k", "priority (Tflop/s)", "level")
@@ -18,8 +18,11 @@ _HEADINGS = ("job", "GPUs", "t (s)", "slowest link", "intensity (Tflop/s)", "k",
 
 def priorities(
     jobs: Annotated[Path, typer.Argument(metavar="JOBS", help="The jobs: a YAML or JSON file.")],
-    cluster: Annotated[Path, typer.Option("--cluster", metavar="C", help="The cluster: a YAML or JSON file.")],
-    levels: Annotated[int, typer.Option(help="Priority levels that the switches have.", min=1)] = 8,
+    cluster: Annotated[
+        str,
+        typer.Option(metavar="C", help="A cluster file, or published devices and how many: A100-40=8,V100-16=6."),
+    ],
+    levels: Annotated[int, typer.Option(help="Priority levels that the switches have.", min=1, max=64)] = 8,
     simulate: Annotated[
         float | None,
         typer.Option(metavar="SECONDS", help="Also simulate the jobs for so long, with Crux and with other policies."),
@@ -31,7 +34,7 @@ def priorities(
     from . import job_file, report
 
     try:
-        read = cluster_file.load(cluster)
+        read = cluster_file.from_text(cluster)
         plan = report.plan(read, job_file.load(jobs, read), levels)
         compared = report.comparison(plan, levels, simulate) if simulate is not None else []
         if json:
@@ -39,7 +42,7 @@ def priorities(
     except (TritonExtError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
-    console = Console(width=max(Console().width, 110))  # narrower, numbers would be cut off
+    console = terminal.console(110)
     console.print(_table(_HEADINGS, report.rows(plan)))
     console.print()
     for job in plan.jobs:

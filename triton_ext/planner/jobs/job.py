@@ -39,11 +39,12 @@ class Job:
     lockstep: bool = False
 
     def __post_init__(self) -> None:
+        sent_s = self.communication_s
         for field, value, good in (
             ("gpus", self.gpus, self.gpus >= 1),
             ("compute_flop", self.compute_flop, 0 < self.compute_flop < math.inf),
             ("compute_s", self.compute_s, 0 < self.compute_s < math.inf),
-            ("communication_s", self.communication_s, 0 < (self.communication_s or 1) < math.inf),
+            ("communication_s", sent_s, sent_s is None or 0 < sent_s < math.inf),
         ):
             if not good:
                 raise PlanningError(f"job {self.name}: {field} is {value}; give a positive number")

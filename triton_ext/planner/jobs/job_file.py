@@ -12,11 +12,13 @@
           - {from: host1, to: host5, bytes: 15e9}
 
 Unknown and missing fields, wrong types, impossible numbers, nodes and GPUs that the cluster has not raise
-PlanningError, which names the file and the field.
+PlanningError, which names the file and the field. So do jobs that cannot all have their GPUs: of a node, each needs one
+at least, and as many as its other nodes cannot give it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -86,6 +88,7 @@ def load(file: Path, cluster: Cluster) -> tuple[Job, ...]:
         )
         _check_gpus(job, cluster, f"{where}.gpus")
         jobs.append(job)
+    _check_nodes(jobs, cluster, file)
     total, available = sum(job.gpus for job in jobs), len(cluster.devices)
     if total > available:
         raise PlanningError(f"{file}: jobs: they have {total} GPUs together; the cluster has {available} devices")
@@ -107,12 +110,37 @@ def _flow(entry: _Flow, cluster: Cluster, where: str) -> Flow:
 
 
 def _check_gpus(job: Job, cluster: Cluster, where: str) -> None:
-    names = {name for flow in job.flows for name in (flow.source, flow.destination)}
-    if not names:
-        return
-    available = sum(len(cluster.nodes[cluster.node_index(name)].device_types) for name in names)
-    if not len(names) <= job.gpus <= available:
+    names = _node_names(job)
+    available = sum(_devices(cluster, name) for name in names)
+    if names and not len(names) <= job.gpus <= available:
         raise PlanningError(
             f"{where}: {job.gpus}: the job's flows join {len(names)} nodes with {available} devices; "
             "give at least one GPU of each, and no more than they have"
         )
+
+
+def _check_nodes(jobs: Sequence[Job], cluster: Cluster, file: Path) -> None:
+    """Each job has at least one device of each of its nodes, and as many as its other nodes cannot give it."""
+    needs: dict[str, list[tuple[str, int]]] = {}  # by node: job and devices
+    for job in jobs:
+        names = _node_names(job)
+        available = sum(_devices(cluster, name) for name in names)
+        for name in names:
+            least = max(1, job.gpus - (available - _devices(cluster, name)))
+            needs.setdefault(name, []).append((job.name, least))
+    for name, of in sorted(needs.items()):
+        needed = sum(least for _, least in of)
+        if needed > _devices(cluster, name):
+            each = ", ".join(f"{job} at least {least}" for job, least in of)
+            raise PlanningError(
+                f"{file}: jobs: node {name} has {_devices(cluster, name)} devices, and their jobs need {needed} "
+                f"({each}); give them fewer GPUs, or other nodes"
+            )
+
+
+def _node_names(job: Job) -> set[str]:
+    return {name for flow in job.flows for name in (flow.source, flow.destination)}
+
+
+def _devices(cluster: Cluster, name: str) -> int:
+    return len(cluster.nodes[cluster.node_index(name)].device_types)

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
+from ... import terminal
 from ...errors import PlanningError, TritonExtError
 
 if TYPE_CHECKING:
-    from ..cluster import Cluster
+    from rich.console import Console
+
     from .planning import Options
     from .search import Progress
 
@@ -99,11 +100,12 @@ def _plan(
     output: Path | None,
     png: Path | None,
 ) -> None:
+    from .. import cluster_file
     from . import plan_file, planning, profile_files, report, uniform
 
     profiles, notes = profile_files.read(folder, model, activation_bytes)
-    cluster = _cluster(cluster_text)
-    console = Console(width=max(Console().width, 120), highlight=False)
+    cluster = cluster_file.from_text(cluster_text)
+    console = terminal.console(120, highlight=False)
     title = f"{profiles.model.name}: {profiles.model.layers} layers, batch {batch}"
     console.print(f"{title}, on {report.cluster_line(cluster)}")
     with _progress(console, options.time_limit_s) as progress:
@@ -142,12 +144,6 @@ def _plan(
 
         gantt.draw(best.plan, best.step, cluster, png)
         console.print(f"{png}: its pipeline", soft_wrap=True)
-
-
-def _cluster(text: str) -> Cluster:
-    from .. import cluster_file, presets
-
-    return presets.parse(text) if "=" in text and not Path(text).exists() else cluster_file.load(Path(text))
 
 
 @contextmanager

@@ -24,11 +24,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from ...errors import PlanningError
 from ..cluster import Cluster
-from ..documents import Count, Entry, Name, check
+from ..documents import Count, Entry, Name, check, load_json
 from .plan import ParallelPlan, Replica, Settings, Stage
 from .profiles import Profiles
 
@@ -107,13 +107,7 @@ def dump(file: PlanFile, path: Path) -> None:
 
 def load(path: Path) -> PlanFile:
     """The plan of a JSON file. PlanningError names the file and the field of what is missing, unknown or wrong."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise PlanningError(f"{path}: it cannot be read: {error}") from None
-    except json.JSONDecodeError as error:
-        raise PlanningError(f"{path}: not JSON: {error}") from None
-    return parse(data, str(path))
+    return parse(load_json(path, PlanningError), str(path))
 
 
 def parse(data: object, where: str) -> PlanFile:
@@ -142,22 +136,18 @@ _Time = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
-class _Entry(Entry):
-    model_config = ConfigDict(strict=True)
-
-
-class _Replica(_Entry):
+class _Replica(Entry):
     devices: Annotated[list[_Index], Field(min_length=1)]
     samples: _Index
 
 
-class _Stage(_Entry):
+class _Stage(Entry):
     begin: _Index
     end: _Index
     replicas: Annotated[list[_Replica], Field(min_length=1)]
 
 
-class _Settings(_Entry):
+class _Settings(Entry):
     recompute_activations: bool = False
     shard_optimizer: bool = False
     shard_parameters: bool = False
@@ -165,7 +155,7 @@ class _Settings(_Entry):
     chunks_per_stage: Count = 1
 
 
-class _Plan(_Entry):
+class _Plan(Entry):
     stages: Annotated[list[_Stage], Field(min_length=1)]
     microbatches: Count
     global_batch: Count
@@ -173,12 +163,12 @@ class _Plan(_Entry):
     settings: _Settings = _Settings()
 
 
-class _Predicted(_Entry):
+class _Predicted(Entry):
     cost_ms: _Time | None = None
     simulated_ms: _Time | None = None
 
 
-class _Inputs(_Entry):
+class _Inputs(Entry):
     sha256: _Sha256
     version: Name
     profiles: _Sha256
@@ -187,7 +177,7 @@ class _Inputs(_Entry):
     options: dict[str, Option] = Field(default_factory=dict)
 
 
-class _Document(_Entry):
+class _Document(Entry):
     format: Literal[1]
     model: Name
     plan: _Plan

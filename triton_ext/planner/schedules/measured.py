@@ -23,10 +23,12 @@ class Interpolated(NamedTuple):
 def interpolate(measured: Iterable[Measurement], request: Request, schedule: str, slices: int) -> Interpolated:
     """Between the two points around the request's bytes, linear in the logarithms of bytes and seconds.
 
-    Points of other collectives, schedules, numbers of ranks or slices do not count. Raises PlanningError for a point
-    that is not positive, and for two of the same bytes that differ.
+    Points of other collectives, schedules, numbers of ranks or slices do not count, and of the same bytes one for these
+    slices counts before one for any. Raises PlanningError for a point that is not positive, and for two that differ of
+    the same bytes and slices.
     """
-    points: dict[int, float] = {}
+    general: dict[int, float] = {}
+    own: dict[int, float] = {}
     for point in measured:
         if (point.collective, point.schedule, point.world) != (request.collective, schedule, request.world):
             continue
@@ -34,8 +36,10 @@ def interpolate(measured: Iterable[Measurement], request: Request, schedule: str
             continue
         if not (point.tensor_bytes > 0 and math.isfinite(point.standalone_s) and point.standalone_s > 0):
             raise PlanningError(f"{point}: give positive bytes and seconds")
-        if points.setdefault(point.tensor_bytes, point.standalone_s) != point.standalone_s:
-            raise PlanningError(f"{point}: measured before as {points[point.tensor_bytes]} s; give one of the two")
+        known = general if point.slices is None else own
+        if known.setdefault(point.tensor_bytes, point.standalone_s) != point.standalone_s:
+            raise PlanningError(f"{point}: measured before as {known[point.tensor_bytes]} s; give one of the two")
+    points = general | own
     if not points:
         return Interpolated(None, "model")
     sizes, asked = sorted(points), request.tensor_bytes

@@ -41,9 +41,11 @@ def topology_of(cluster: Cluster, devices: tuple[int, ...]) -> Topology:
     key = (id(cluster), devices)
     found = _known.get(key)
     if found is not None and found[0]() is cluster:
+        _known.move_to_end(key)
         return found[1]
     topology = _topology(cluster, tuple(sorted(devices)))
     _known[key] = (weakref.ref(cluster), topology)
+    _known.move_to_end(key)  # it may have been there, of a cluster that is gone
     while len(_known) > _CAPACITY:
         _known.popitem(last=False)
     return topology

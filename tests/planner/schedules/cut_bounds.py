@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from itertools import combinations
 
-from ...errors import PlanningError
-from ..cluster import Cluster
-from .request import Request
+from triton_ext.errors import PlanningError
+from triton_ext.planner.cluster import Cluster
+from triton_ext.planner.schedules.request import Request
 
 _MOST_RANKS = 12
 
@@ -17,8 +18,8 @@ Capacities = dict[tuple[str, str], float]
 def cut_bound_s(request: Request, cluster: Cluster) -> float:
     """The maximum over all sets S of ranks of (bytes that must leave S) / (bandwidth out of S), exactly. Seconds.
 
-    Bandwidth out of S is a minimum cut of the cluster (Ford and Fulkerson), so that any routing is covered. Exponential
-    in the number of ranks: raises PlanningError above 12.
+    Infinite where there is no way out. Bandwidth out of S is a minimum cut of the cluster (Ford and Fulkerson), so that
+    any routing is covered. Exponential in the number of ranks: raises PlanningError above 12.
     """
     if request.world > _MOST_RANKS:
         raise PlanningError(f"an exact bound for {request.world} ranks would take too long; {_MOST_RANKS} are the most")
@@ -29,7 +30,8 @@ def cut_bound_s(request: Request, cluster: Cluster) -> float:
             inside = frozenset(chosen)
             leaving = _bytes_leaving(request, inside)
             if leaving:
-                best_s = max(best_s, leaving / _exit_bytes_per_s(capacities, inside, request.world))
+                exit_bytes_per_s = _exit_bytes_per_s(capacities, inside, request.world)
+                best_s = max(best_s, leaving / exit_bytes_per_s if exit_bytes_per_s else math.inf)
     return best_s
 
 
