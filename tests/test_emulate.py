@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 from emulation import require_hosts
 from triton_ext import signals
 from triton_ext.cli import app
-from triton_ext.emulate import Hosts, measure_link, network, processes
+from triton_ext.emulate import Hosts, measure, measure_link, network, processes
 from triton_ext.errors import HostsError
 
 needs_hosts = pytest.mark.usefixtures("hosts_work")
@@ -207,6 +208,49 @@ def test_measuring_a_cut_link_fails():
         hosts.cut(0)
         with pytest.raises(HostsError, match="is it cut"):
             measure_link(hosts, seconds=0.1)
+
+
+@pytest.mark.parametrize(
+    ("listener", "connector", "message"),
+    [
+        ("import time; time.sleep(60)", "", r"had not begun after 0\.3 s"),
+        ("import sys; sys.exit('no address')", "", "failed; is it cut.\nno address"),
+        (None, "import sys; sys.exit('no way there')", "failed; is it cut.\nno way there"),
+        (None, "import time; time.sleep(60)", r"had not ended after 0\.4 s"),
+    ],
+)
+def test_a_measurement_that_fails_leaves_nothing_running(listener, connector, message, monkeypatch):
+    """Stand-ins for wire.py, on no host at all."""
+    started = []
+
+    def start(host, command, **options):
+        program = (connector, listener)[host]
+        command = command if program is None else [sys.executable, "-c", program]
+        started.append(subprocess.Popen(command, start_new_session=True, **options))
+        return started[-1]
+
+    if (listener and "sleep" in listener) or (connector and "sleep" in connector):
+        monkeypatch.setattr(measure, "_MARGIN_S", 0.3)
+    with pytest.raises(HostsError, match=message):
+        measure_link(SimpleNamespace(addresses=["127.0.0.1"] * 2, start=start), seconds=0.05)
+    assert started and all(each.poll() is not None for each in started)
+    assert all(pipe.closed for each in started for pipe in (each.stdout, each.stderr))
+
+
+@needs_hosts
+def test_commands_leave_no_descriptor_behind(capfd):
+    def held():
+        return len(os.listdir("/proc/self/fd"))
+
+    with Hosts(2) as hosts:
+        before = held()
+        for _ in range(3):
+            assert hosts.run([["echo", "a"], ["true"]], timeout_s=60) == [0, 0]
+        deadline = time.monotonic() + 5
+        while held() > before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert held() == before
+        assert len(hosts._started) <= 2
 
 
 @needs_hosts

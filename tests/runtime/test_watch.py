@@ -1,12 +1,15 @@
 """The host that looks at a run from outside: it fails one that waits for a rank that is gone, and no other."""
 
+import threading
+
 import pytest
 import torch
 
 import triton_ext as tx
 from collectives import inputs, launch, simulation
-from triton_ext.errors import PeerLost
+from triton_ext.errors import PeerLost, PlanError
 from triton_ext.passes import abi
+from triton_ext.runtime import watch
 from triton_ext.simulator.machine import Machine
 
 COLLECTIVES = ["all_to_all", "reduce_scatter", "all_reduce"]  # each ends in its own way
@@ -83,3 +86,70 @@ def test_a_run_ends_with_its_number(collective, monkeypatch):
     assert finding is None
     for rank in range(2):
         assert [word for by, word in stores if by == rank] == ["BASE", "EPOCH"] * runs
+
+
+@pytest.mark.parametrize("at", ["_gone", "_lacks"])
+def test_a_plan_that_is_freed_while_the_host_looks(at, monkeypatch):
+    def check(state):
+        looks, freed, errors = threading.Event(), threading.Event(), []
+        found = getattr(state, at)
+
+        def during(*arguments):
+            result = found(*arguments)
+            looks.set()
+            freed.wait(0.2)
+            return result
+
+        def look():
+            try:
+                state.look()
+            except BaseException as error:
+                errors.append(error)
+
+        monkeypatch.setattr(state, at, during)
+        state.words[abi.TICKETS] += 1
+        thread = threading.Thread(target=look)
+        thread.start()
+        assert looks.wait(5)
+        state.free()
+        freed.set()
+        thread.join(5)
+        assert not thread.is_alive() and not errors
+        with pytest.raises(PlanError, match="plan that was freed"):
+            state.result()
+
+    behind_a_run(check)
+
+
+class Looks:
+    def __init__(self, error=None):
+        self.error, self.times, self.twice = error, 0, threading.Event()
+
+    def look(self):
+        self.times += 1
+        if self.times == 2:
+            self.twice.set()
+        if self.error:
+            raise self.error
+
+
+def test_a_look_that_fails_ends_nothing_but_itself(monkeypatch):
+    reported = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: reported.append(args.exc_value))
+    here = watch.Watch(torch.device("cpu"))
+    bad, good, later = Looks(ZeroDivisionError("a look")), Looks(), Looks()
+    here.add(bad)
+    here.add(good)
+    assert good.twice.wait(5)
+    before_ms = int(here.clock_ms)
+    here.add(later)
+    assert later.twice.wait(5)
+    here.stop()
+    assert int(here.clock_ms) > before_ms
+    assert reported == [bad.error] and bad.times == 1
+
+
+def test_one_watch_for_all_plans(monkeypatch):
+    first = watch.watch_for(torch.device("cpu"))
+    monkeypatch.delattr(watch, "Watch")
+    assert watch.watch_for(torch.device("cpu")) is first

@@ -46,7 +46,7 @@ class Hosts:
         self.mtu_bytes = mtu_bytes
         self.addresses = [network.address(host) for host in range(count)]
         self.name = network.network_name(next(_serials))
-        self._started: list[subprocess.Popen[bytes]] = []
+        self._started: set[subprocess.Popen[bytes]] = set()
         self._signals = ExitStack()
 
     def __len__(self) -> int:
@@ -128,7 +128,8 @@ class Hosts:
             start_new_session=True,
             **options,
         )
-        self._started.append(process)
+        self._started.difference_update([each for each in self._started.copy() if each.poll() is not None])
+        self._started.add(process)
         return process
 
     def run(

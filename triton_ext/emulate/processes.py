@@ -22,9 +22,10 @@ def stream(process: subprocess.Popen[bytes], prefix: str) -> Callable[[], None]:
 
     def copy() -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            with _print_lock:
-                print(prefix + line.decode(errors="replace").rstrip("\n"), flush=True)
+        with process.stdout:
+            for line in process.stdout:
+                with _print_lock:
+                    print(prefix + line.decode(errors="replace").rstrip("\n"), flush=True)
 
     thread = threading.Thread(target=copy, daemon=True)
     thread.start()

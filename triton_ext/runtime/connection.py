@@ -57,6 +57,7 @@ class Connection:
         self.socket = sock
         self.waiting: collections.deque[tuple[list[memoryview], Callable[[], None]]] = collections.deque()
         self.since_ns = 0  #: when the header of what has arrived was here
+        self.text = bytearray()  #: that arrived last, or is arriving
         self.is_leaving = False
         self.is_watched = False  #: whether the proxy waits until the socket takes more
         self._header = bytearray(_HEADER.size)

@@ -51,6 +51,12 @@ class Group(Protocol):
         """A member's rank in the whole job, for messages."""
 
 
+def raise_together(group: Group, problem: str | None) -> None:
+    """Raise PlanError on every rank if one has a problem, with the texts of all that have. Collective."""
+    if problems := [text for text in group.exchange(problem) if text]:
+        raise PlanError("; ".join(problems))
+
+
 class ProcessRanks:
     """A torch.distributed group. Each rank is a process."""
 
@@ -83,8 +89,24 @@ class _Meeting:
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size)
         self.values: list[Any] = [None] * size
-        self.lock = threading.Lock()
-        self.subgroups: dict[tuple[int, ...], _Meeting] = {}
+        self._lock = threading.Lock()
+        self._subgroups: dict[tuple[int, ...], _Meeting] = {}
+        self._is_aborted = False
+
+    def subgroup(self, ranks: tuple[int, ...]) -> _Meeting:
+        with self._lock:
+            meeting = self._subgroups.setdefault(ranks, _Meeting(len(ranks)))
+            if self._is_aborted:
+                meeting.abort()
+            return meeting
+
+    def abort(self) -> None:
+        """A rank has failed: whoever waits for others, or will, here or in a subgroup, fails, too."""
+        with self._lock:
+            self._is_aborted = True
+            self.barrier.abort()
+            for meeting in self._subgroups.values():
+                meeting.abort()
 
 
 _numbers = itertools.count()
@@ -130,9 +152,8 @@ class ThreadRanks:
         key = tuple(ranks)
         if self.rank not in key:
             raise PlanError(f"rank {self.rank} is not in the subgroup {key}")
-        with self.meeting.lock:
-            meeting = self.meeting.subgroups.setdefault(key, _Meeting(len(key)))
-        return ThreadRanks(key.index(self.rank), [self.ranks[r] for r in key], meeting, self.device, self.host)
+        ranks = [self.ranks[rank] for rank in key]
+        return ThreadRanks(key.index(self.rank), ranks, self.meeting.subgroup(key), self.device, self.host)
 
 
 _virtual: ContextVar[ThreadRanks | None] = ContextVar("virtual_rank", default=None)

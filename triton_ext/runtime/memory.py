@@ -11,7 +11,7 @@ import torch
 
 from ..backends.cpu import ranges
 from ..errors import PlanError
-from .groups import Group, ThreadRanks
+from .groups import Group, ThreadRanks, raise_together
 from .transports import nvshmem, p2p
 
 
@@ -77,27 +77,33 @@ class SymmetricMemory:
 
 def _map_all(group: Group, nbytes: int) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
     """This rank's segment, and those of the ranks of its host."""
-    fd = os.memfd_create("triton_ext", os.MFD_CLOEXEC)
+    segments: list[torch.Tensor | None] = [None] * group.size
+    fd, offer, problem = None, None, None
     try:
-        os.fchmod(fd, 0o600)
-        os.ftruncate(fd, nbytes)
-        local = _map(fd, nbytes)
-        segments: list[torch.Tensor | None] = [None] * group.size
-        segments[group.rank] = local
-        offers = group.exchange((host_of(group), os.getpid(), fd, nbytes))
-        problem = None
-        for rank, (host, pid, peer_fd, peer_bytes) in enumerate(offers):
+        try:
+            fd = os.memfd_create("triton_ext", os.MFD_CLOEXEC)
+            os.fchmod(fd, 0o600)
+            os.ftruncate(fd, nbytes)
+            segments[group.rank] = _map(fd, nbytes)
+            offer = (host_of(group), os.getpid(), fd, nbytes)
+        except (OSError, ValueError) as error:
+            problem = f"rank {group.rank} cannot allocate {nbytes} bytes: {error}"
+        offers = group.exchange(offer)
+        for rank, theirs in enumerate(offers):
+            if offer is None or theirs is None or theirs[0] != offer[0] or rank == group.rank:
+                continue
+            _, pid, peer_fd, peer_bytes = theirs
             try:
-                if host == host_of(group) and rank != group.rank:
-                    segments[rank] = _map(f"/proc/{pid}/fd/{peer_fd}", peer_bytes)
+                segments[rank] = _map(f"/proc/{pid}/fd/{peer_fd}", peer_bytes)
             except (OSError, ValueError) as error:
                 problem = f"rank {group.rank} cannot map the memory of rank {rank} ({peer_bytes} bytes): {error}"
                 break
-        problems = [text for text in group.exchange(problem) if text]  # all have mapped: the fd may go
+        raise_together(group, problem)  # and all have mapped: the fd may go
     finally:
-        os.close(fd)
-    if problems:
-        raise PlanError("; ".join(problems))
+        if fd is not None:
+            os.close(fd)
+    local = segments[group.rank]
+    assert local is not None
     return local, segments
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
+import threading
 import warnings
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
@@ -131,6 +134,10 @@ class _State:
         self.words = self.table.numpy() if on_cpu else None
         self.signals = self.segment.signals(self.memory.local).numpy() if on_cpu and self.memory else None
         self.owner = groups.virtual_rank()
+        self._look_lock = threading.Lock()  # the watch looks at what free() takes away
+        if self.traffic is not None:
+            self._finalizer = weakref.finalize(self, proxy.drop, self.traffic, groups.timeout_s())
+            self._finalizer.atexit = False
 
     def word(self, index: int) -> int:
         return int(self.words[index] if self.words is not None else self.table[index].item())
@@ -175,15 +182,16 @@ class _State:
 
     def look(self) -> None:
         """Fail a run that waits for a rank that is gone: nothing more will come from it. Called by the watch."""
-        if self.words is None or self.signals is None:
+        if self.words is None:
             return
-        epoch = self.word(abi.EPOCH)  # first: the run may end meanwhile, and what the next one lacks is no failure
-        if self.words[abi.STATUS] or not self._is_running():
-            return
-        lacking = [rank for rank in self._gone() if self._lacks(rank, epoch + 1)]
-        if lacking:
-            self.words[abi.REPORT : abi.REPORT + 5] = [-1, lacking[0], epoch, 0, 0]
-            self.words[abi.STATUS] = abi.FAILED_HOST
+        with self._look_lock:
+            epoch = self.word(abi.EPOCH)  # first: the run may end meanwhile, and what the next one lacks is no failure
+            if self.signals is None or self.words[abi.STATUS] or not self._is_running():
+                return
+            lacking = [rank for rank in self._gone() if self._lacks(rank, epoch + 1)]
+            if lacking:
+                self.words[abi.REPORT : abi.REPORT + 5] = [-1, lacking[0], epoch, 0, 0]
+                self.words[abi.STATUS] = abi.FAILED_HOST
 
     @property
     def _announces_ready(self) -> bool:
@@ -260,34 +268,48 @@ class _State:
         return f"rank {rank}" + (f" (global rank {overall})" if overall != rank else "") + f" ({state})"
 
     def leave(self) -> None:
-        """Tell the peers that this rank stores nothing more."""
+        """Tell the peers that this rank stores nothing more, and begin to send other hosts what is left for them."""
         if self.memory is not None and self.words is not None:
             for segment in self.memory.segments:
                 if segment is not None:
                     self.segment.signals(segment)[self.group.rank, SIGNALS.index("LEFT")] = 1
         if self.traffic is not None:
-            in_order = not self.word(abi.STATUS)
-            proxy.proxy().retire(self.traffic, groups.timeout_s() if in_order else 0)
-            if not proxy.proxy().finish(self.traffic) and in_order:
-                warnings.warn(
-                    f"rank {self.group.rank} of {self.layout.world}: a plan of {self.collective} ended before peers on "
-                    f"other hosts took what it had for them, within {groups.timeout_s():g} s",
-                    stacklevel=3,
-                )
-            self.traffic = None
+            proxy.proxy().retire(self.traffic, 0 if self.word(abi.STATUS) else groups.timeout_s())
+
+    def finish(self) -> None:
+        """Behind leave(): wait until that has been sent. Warns if it has not, in time."""
+        if self.traffic is None:
+            return
+        traffic = self._let_go()
+        if not proxy.proxy().finish(traffic) and not self.word(abi.STATUS):
+            warnings.warn(
+                f"rank {self.group.rank} of {self.layout.world}: a plan of {self.collective} ended before peers on "
+                f"other hosts took what it had for them, within {groups.timeout_s():g} s",
+                stacklevel=4,
+            )
+
+    def _let_go(self) -> Traffic:
+        """From now on the proxy alone keeps the traffic, and the memory that it moves."""
+        traffic, self.traffic = self.traffic, None
+        assert traffic is not None
+        self._finalizer.detach()
+        return traffic
 
     def free(self) -> None:
         if self.memory is None:
             return
-        self.leave()
-        self._disarm(_FREED)
+        try:
+            self.leave()
+            self.finish()
+        finally:  # a warning may be an error
+            with self._look_lock:
+                self._disarm(_FREED)
 
     def disown(self) -> None:
         """In a forked child: the plan stays the parent's, and its peers notice nothing of the child."""
+        self._look_lock = threading.Lock()  # a thread of the parent may hold it
         if self.traffic is not None:
-            for connection in self.traffic.connections.values():
-                connection.socket.close()  # or peers would not see the parent end
-            self.traffic = None
+            self._let_go()
         if self.words is not None and self.memory is not None:  # the table on a GPU is out of a child's reach
             self._disarm(_FORKED)
 
@@ -303,32 +325,46 @@ class _State:
 
 
 _live: weakref.WeakSet[_State] = weakref.WeakSet()
+_live_lock = threading.Lock()  # to add, and to look at all: what the collector removes waits for that by itself
+
+
+def _all_live() -> list[_State]:
+    with _live_lock:
+        return list(_live)
 
 
 def _after_launch(_metadata: Any) -> None:
     """Raise, from the launch itself, what went wrong in a run (a launch on a CPU returns when the run is over)."""
     me = groups.virtual_rank()
-    for state in list(_live):
+    for state in _all_live():
         if state.words is not None and state.words[abi.STATUS] and state.owner is me:
             state.check()
 
 
 def _leave_all() -> None:
-    for state in list(_live):
+    with contextlib.ExitStack() as stack:  # goes on behind a warning that is an error
+        stack.callback(stop_watches)
+        stack.callback(proxy.stop)
+        stack.callback(proxy.finish, groups.timeout_s())
+        _leave_together(_all_live(), _State.finish, stack)
+
+
+def free_all(*owners: ThreadRanks | None) -> None:
+    """Free the plans of virtual ranks; those of a process have the owner None."""
+    with contextlib.ExitStack() as stack:
+        _leave_together([state for state in _all_live() if state.owner in owners], _State.free, stack)
+
+
+def _leave_together(states: list[_State], then: Callable[[_State], None], stack: contextlib.ExitStack) -> None:
+    """All begin to leave, so that one deadline is that of all; `then` follows when the stack unwinds."""
+    for state in states:
+        stack.callback(then, state)
         state.leave()
-    proxy.finish(groups.timeout_s())
-    proxy.stop()
-    stop_watches()
-
-
-def free_all(owner: ThreadRanks | None) -> None:
-    """Free the plans of this process, or of one virtual rank."""
-    for state in list(_live):
-        if state.owner is owner:
-            state.free()
 
 
 def _disown_all() -> None:
+    global _live_lock
+    _live_lock = threading.Lock()  # a thread of the parent may hold it
     for state in list(_live):
         state.disown()
 
@@ -363,17 +399,12 @@ def build(
     table = fill(spec, where, segment, memory, me, outbox, watch)
     words = table.numpy()
     table = table.to(device)
+    pids = group.exchange(os.getpid())
+    peers = _peers(group, pids, memory)
     traffic = None
-    if spec.transport == dialect.PROXY:
+    if spec.transport == dialect.PROXY:  # last, since the proxy has it then
         traffic = between_hosts.ship(group, spec, where, placement, segment, memory.segments, boxes, dtypes)
-    pids = group.exchange(os.getpid())  # and all have their connections
     trace.add_plan(spec.collective, words, {group.global_rank(rank): pid for rank, pid in enumerate(pids)})
-    peers = Peers(
-        [
-            pid if mapped is not None else None
-            for pid, mapped in zip(pids, memory.segments or [None] * world, strict=True)
-        ]
-    )
     plan = Plan(table, tl.constexpr(spec.encode()))
     plan._state = _State(
         spec.collective,
@@ -391,16 +422,21 @@ def build(
         spec.split_dim,
         outbox,
     )
-    _live.add(plan._state)
-    if traffic:
-        weakref.finalize(plan._state, _drop, traffic, os.getpid()).atexit = False
+    with _live_lock:
+        _live.add(plan._state)
     watch.add(plan._state)
     if device.type == "cpu" and _after_launch not in knobs.runtime.launch_exit_hook.calls:
         knobs.runtime.launch_exit_hook.add(_after_launch)
     return plan
 
 
-def _drop(traffic: Traffic, pid: int) -> None:
-    """A plan is no longer referred to: nobody waits, but what it has for other hosts goes there."""
-    if os.getpid() == pid:
-        proxy.proxy().retire(traffic, groups.timeout_s())
+def _peers(group: Group, pids: list[int], memory: SymmetricMemory) -> Peers:
+    """Collective. Raises PlanError, on every rank, where one cannot watch its peers."""
+    mapped = memory.segments or [None] * group.size
+    problem = None
+    try:
+        peers = Peers([None if segment is None else pid for pid, segment in zip(pids, mapped, strict=True)])
+    except OSError as error:
+        problem = f"rank {group.rank} cannot watch the processes of its peers: {error}"
+    groups.raise_together(group, problem)
+    return peers

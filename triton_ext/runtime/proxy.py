@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import select
 import threading
 import time
 
-from triton import knobs
-
 from ..backends.cpu.pool import native_code
+from . import scheduling
 from .shipment import Traffic
 
-# Programs ring when they have completed a slice. They do not when a run begins: that is looked for behind a launch,
-# often at first, then ever more rarely, since the thread that launches may have to wait for a core.
-_LOOK_S, _LOOK_AGAIN_S, _LOOK_GROWTH, _LONGEST_LOOK_S = 2e-4, 5e-3, 1.2, 5.0
 _BUSY_S = 1e-3  # how often what is to end is looked at
 _STOP_S = 5.0
 _CLOSING_S = 1.0  # for a peer to end its side, too
@@ -33,15 +30,10 @@ class Proxy:
         self._traffics: list[Traffic] = []
         self._retiring: dict[Traffic, float] = {}  # and until when
         self._closing: dict[Traffic, float] = {}
+        self._dropped: collections.deque[tuple[Traffic, float]] = collections.deque()  # not of the lock's: see drop()
         self._ends = False
-        self._look_s = _LONGEST_LOOK_S  # until the next look for a run that begins; at the longest, there is none
         self._thread = threading.Thread(target=self._run, name="triton_ext proxy", daemon=True)
         self._thread.start()
-        knobs.runtime.launch_enter_hook.add(self._launched)
-
-    def _launched(self, _metadata: object) -> None:
-        self._look_s = _LOOK_S
-        self.wake()
 
     def wake(self) -> None:
         os.eventfd_write(self._bell, 1)
@@ -55,8 +47,12 @@ class Proxy:
     def retire(self, traffic: Traffic, timeout_s: float) -> None:
         """Send what is left of a plan's traffic, if that can be done in time, and end it."""
         with self._lock:
-            if traffic in self._traffics and traffic not in self._closing:
-                self._retiring.setdefault(traffic, time.monotonic() + timeout_s)
+            self._retire(traffic, time.monotonic() + timeout_s)
+        self.wake()
+
+    def drop(self, traffic: Traffic, timeout_s: float) -> None:
+        """What retire() does, a little later: for finalizers, which may run in a thread that holds the lock."""
+        self._dropped.append((traffic, time.monotonic() + timeout_s))
         self.wake()
 
     def finish(self, traffic: Traffic) -> bool:
@@ -73,7 +69,10 @@ class Proxy:
     def finish_all(self, timeout_s: float) -> None:
         """For the end of a process: until all that retires has ended; a gateway also waits for its followers."""
         deadline = time.monotonic() + timeout_s
-        while self._retiring and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
+            with self._lock:
+                if not (self._dropped or self._retiring):
+                    return
             time.sleep(_BUSY_S)
 
     def wait_until_closed(self) -> None:
@@ -87,34 +86,46 @@ class Proxy:
         self._ends = True
         self.wake()
         self._thread.join(_STOP_S)
-        knobs.runtime.launch_enter_hook.remove(self._launched)
 
     def disown(self) -> None:
         """In a forked child: the thread, the bell and the connections are the parent's."""
-        knobs.runtime.launch_enter_hook.remove(self._launched)
         native_code().wake_by_bell(-1)
         self._epoll.close()
         os.close(self._bell)
+        for traffic in self._traffics:
+            for connection in traffic.connections.values():
+                connection.socket.close()  # or peers would not see the parent end, nor its epoll that it closed them
 
     def _run(self) -> None:
+        scheduling.preempt_at_wakeup()
         while not self._ends:
             with self._lock:
-                for traffic in self._traffics:
-                    if traffic not in self._closing and traffic.pump():
-                        # Another rank of this process may have launched, too: do not stop looking.
-                        self._look_s = max(self._look_s, _LOOK_AGAIN_S)
+                self._take_dropped()
+                self._pump()
                 self._end_sent()
                 self._watch_blocked()
                 pause_s = self._pause_s()
-            if pause_s == _LOOK_S:  # shorter than epoll can wait
-                time.sleep(_LOOK_S)
-                pause_s = 0
             ready = {place for place, _ in self._epoll.poll(pause_s)}
             if self._bell in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._bell)
             with self._lock:
                 self._receive(ready)
+
+    # Methods, so that no variable of a thread that sleeps keeps a traffic, and the memory behind it.
+
+    def _retire(self, traffic: Traffic, until: float) -> None:
+        if traffic in self._traffics and traffic not in self._closing:
+            self._retiring.setdefault(traffic, until)
+
+    def _take_dropped(self) -> None:
+        while self._dropped:
+            self._retire(*self._dropped.popleft())
+
+    def _pump(self) -> None:
+        for traffic in self._traffics:
+            if traffic not in self._closing:
+                traffic.pump()
 
     def _end_sent(self) -> None:
         now = time.monotonic()
@@ -140,10 +151,6 @@ class Proxy:
         followed = [each.has_followers for each in self._retiring]
         if not all(followed):
             return _BUSY_S
-        if self._look_s < _LONGEST_LOOK_S and any(each.announces for each in self._traffics):
-            pause_s = self._look_s if self._look_s > _BUSY_S else _LOOK_S
-            self._look_s *= _LOOK_GROWTH
-            return min(pause_s, _CLOSING_S)
         return _CLOSING_S if self._closing else None
 
     def _receive(self, ready: set[int]) -> None:
@@ -171,6 +178,13 @@ def proxy() -> Proxy:
         return _proxy
 
 
+def drop(traffic: Traffic, timeout_s: float) -> None:
+    """A plan is no longer referred to: nobody waits, but what it has for other hosts goes there. For finalizers: takes
+    no lock, and starts no thread."""
+    if (mine := _proxy) is not None:
+        mine.drop(traffic, timeout_s)
+
+
 def finish(timeout_s: float) -> None:
     """At the end of a process: send what it has for other hosts, and end in order."""
     if _proxy is not None:
@@ -189,9 +203,9 @@ def stop() -> None:
 
 def _forget() -> None:
     global _proxy, _proxy_lock
-    if _proxy is not None:
-        _proxy.disown()
-    _proxy, _proxy_lock = None, threading.Lock()
+    parents, _proxy, _proxy_lock = _proxy, None, threading.Lock()
+    if parents is not None:
+        parents.disown()
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -1,6 +1,7 @@
 """Recording of a process's programs and messages, where TRITON_EXT_TRACE names a directory; docs/trace.md.
 
-Each process writes `rank-<n>.json` there at its end, or when shutdown() is called.
+Each process writes `rank-<n>.json` there at its end, or when shutdown() is called. What a process records behind a
+shutdown() goes to the directory `2` there, then to `3`.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class Trace:
         self.end()
         taken, capacity = int(self._buffer[1]), int(self._buffer[0])
         programs = self._buffer[2:].reshape(-1, _RECORD_WORDS)[: min(taken, capacity)]
+        programs = programs[programs[:, 5] != pool.native_code().bell]  # only how the proxy is woken
         is_wait = programs[:, 5] != 0
         end_ns = time.monotonic_ns()  # of a launch that raised an error
         with self._lock:
@@ -93,10 +95,13 @@ class Trace:
             self._launches.append([name, time.monotonic_ns(), 0])
 
     def _leave(self, _metadata: Any) -> None:
-        self._launches[self._local.launch][2] = time.monotonic_ns()
+        if (launch := self.launch()) is not None:
+            self._launches[launch][2] = time.monotonic_ns()
+            self._local.launch = None
 
-    def launch(self) -> int:
-        return int(self._local.launch)
+    def launch(self) -> int | None:
+        """None for a launch that began before this trace did."""
+        return getattr(self._local, "launch", None)
 
     def message(self, kind: str, begin_ns: int, **numbers: int) -> None:
         """Record what has just been sent, or has just arrived, since begin_ns. kind: "send" or "arrive"."""
@@ -105,6 +110,8 @@ class Trace:
 
 
 _trace: Trace | None = None
+_started = 0  # traces of this process, and of the one that it was forked from
+_lock = threading.Lock()  # of these two
 
 
 def current() -> Trace | None:
@@ -114,15 +121,18 @@ def current() -> Trace | None:
 
 def start_if_asked(rank: int, world: int) -> None:
     """Begin to record, if TRITON_EXT_TRACE asks for it and nothing is recorded yet."""
-    global _trace
-    if _trace is None and (directory := os.environ.get("TRITON_EXT_TRACE")):
-        _trace = Trace(Path(directory), rank, world)
-        _trace.start()
+    global _trace, _started
+    with _lock:
+        if _trace is None and (asked := os.environ.get("TRITON_EXT_TRACE")):
+            directory = Path(asked, str(_started + 1)) if _started else Path(asked)
+            _trace = Trace(directory, rank, world)
+            _trace.start()
+            _started += 1
 
 
 def add_plan(collective: str, table: np.ndarray, pids: dict[int, int]) -> None:
     """Tell the trace, if there is one, of a plan: its table (passes/abi.py), and its ranks in order with processes."""
-    if _trace is None:
+    if (trace := _trace) is None:
         return
     arrival = "partial values" if collective in REDUCTIONS else "arrival"
     causes = {abi.READY_HERE: "ready", abi.ARRIVED_HERE: arrival, abi.REDUCED_HERE: "reduced values"}
@@ -130,20 +140,22 @@ def add_plan(collective: str, table: np.ndarray, pids: dict[int, int]) -> None:
     for peer, rank in enumerate(pids):
         for word, cause in causes.items():
             words[int(table[abi.PEERS + peer * abi.PEER_WORDS + word])] = (cause, rank)
-    _trace.add_plan(words, pids)
+    trace.add_plan(words, pids)
 
 
 def stop() -> None:
     """End the recording, if there is one, and write it."""
     global _trace
-    trace, _trace = _trace, None
-    if trace is not None:
-        trace.stop()
+    with _lock:
+        trace, _trace = _trace, None
+        if trace is not None:
+            trace.stop()
 
 
 def _forget() -> None:
     """In a forked child: the file is the parent's."""
-    global _trace
+    global _trace, _lock
+    _lock = threading.Lock()  # a thread of the parent may hold it
     if _trace is not None:
         _trace.end()
         _trace = None

@@ -54,10 +54,19 @@ class Watch:
                 if not watched or self._ends.is_set():
                     self._thread = None
                     return
-            for each in watched:
-                each.look()
-            del watched, each
+            while watched:  # no variable of a thread that sleeps keeps a plan
+                self._look_at(watched.pop())
             self._ends.wait(_TICK_S)
+
+    def _look_at(self, watched: Watched) -> None:
+        """A look that fails is reported, and is the last one at this plan; the clock goes on for all."""
+        try:
+            watched.look()
+        except Exception as error:
+            with self._lock:
+                self._watched.discard(watched)
+            thread = threading.current_thread()
+            threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, thread)))
 
     def stop(self) -> None:
         """End the thread. The next add() starts another one."""
@@ -73,7 +82,9 @@ _watches_lock = threading.Lock()
 def watch_for(device: torch.device) -> Watch:
     """The watch of this process for plans on a kind of device."""
     with _watches_lock:
-        return _watches.setdefault(device.type, Watch(device))
+        if device.type not in _watches:
+            _watches[device.type] = Watch(device)
+        return _watches[device.type]
 
 
 def stop_watches() -> None:
@@ -83,7 +94,9 @@ def stop_watches() -> None:
 
 
 def _forget() -> None:
+    global _watches_lock
     _watches.clear()  # a forked child has no watch thread
+    _watches_lock = threading.Lock()  # a thread of the parent may hold it
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -290,8 +290,8 @@ class Recorder(Protocol):
 
     records: int  #: address of int64[2 + 6 * capacity]: capacity, records taken (more than fit, perhaps), records
 
-    def launch(self) -> int:
-        """The number of the launch that the calling thread is about to make."""
+    def launch(self) -> int | None:
+        """The number of the launch that the calling thread is about to make; None if it is not to be recorded."""
 
 
 _recorder: Recorder | None = None
@@ -375,10 +375,10 @@ def run_grid(kernel: int, args: bytes, grid: tuple[int, int, int], scratch_bytes
     place = ctypes.addressof(counter)
 
     recorder = _recorder
-    launch = recorder.launch() if recorder else 0
+    launch = recorder.launch() if recorder else None
 
     def work() -> None:
-        if recorder:
+        if recorder and launch is not None:
             scratch, thread = _scratch.of(scratch_bytes), threading.get_native_id()
             code.work_recorded(kernel, args, *grid, place, scratch, recorder.records, launch, thread)
         else:

@@ -16,7 +16,7 @@ from triton import knobs
 
 from ...errors import PlanError
 from ...passes import nvshmem as device_side
-from ..groups import Group
+from ..groups import Group, raise_together
 
 
 class Heap:
@@ -34,13 +34,12 @@ class Heap:
             problem = (
                 f"rank {group.rank} cannot load NVSHMEM ({error}); install nvshmem4py and nvidia-nvshmem for its CUDA"
             )
-        offers = group.exchange((problem, uid))
-        if problems := [text for text, _ in offers if text]:
-            raise PlanError("; ".join(problems))
+        raise_together(group, problem)
+        uid = group.exchange(uid)[0]
         self._core = core
         gpu = Device(device.index)
         gpu.set_current()
-        core.init(device=gpu, uid=offers[0][1], rank=group.rank, nranks=group.size, initializer_method="uid")
+        core.init(device=gpu, uid=uid, rank=group.rank, nranks=group.size, initializer_method="uid")
         self._group = group
         self._live: dict[int, torch.Tensor] = {}
         self._released: set[int] = set()

@@ -6,8 +6,7 @@ from typing import Any, cast
 
 import torch
 
-from ...errors import PlanError
-from ..groups import Group
+from ..groups import Group, raise_together
 
 
 class Segments:
@@ -30,7 +29,7 @@ class Segments:
             self.local = symmetric_memory.empty(nbytes, dtype=torch.uint8, device=device)
         except (RuntimeError, AssertionError) as error:  # the latter is a torch without CUDA
             problem = f"rank {group.rank} cannot allocate {nbytes} bytes on {device}: {error}"
-        _raise_together(group, problem)  # or the others would wait in rendezvous for a rank that has nothing to offer
+        raise_together(group, problem)  # or the others would wait in rendezvous for a rank that has nothing to offer
         try:
             # The handle holds the peers' memory mapped.
             self._handle: Any = symmetric_memory.rendezvous(self.local, cast(Any, group.name))
@@ -40,10 +39,4 @@ class Segments:
                 torch.cuda.synchronize(self.local.device)
         except RuntimeError as error:
             problem = f"rank {group.rank} cannot map the memory of its peers on {device}: {error}"
-        _raise_together(group, problem)  # and nobody stores into a segment that is yet to be zeroed
-
-
-def _raise_together(group: Group, problem: str | None) -> None:
-    problems = [text for text in group.exchange(problem) if text]
-    if problems:
-        raise PlanError("; ".join(problems))
+        raise_together(group, problem)  # and nobody stores into a segment that is yet to be zeroed

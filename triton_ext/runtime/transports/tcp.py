@@ -12,8 +12,7 @@ import struct
 import time
 from typing import cast
 
-from ...errors import PlanError
-from ..groups import Group, ThreadRanks, timeout_s
+from ..groups import Group, ThreadRanks, raise_together, timeout_s
 
 _HELLO = struct.Struct("<16sI")  # the listener's token, and who connects
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR
@@ -36,9 +35,10 @@ def connect(group: Group, peers: list[int]) -> dict[int, socket.socket]:
     try:
         offers = group.exchange(offer)
         deadline = time.monotonic() + timeout_s() / 2
+        peers = [peer for peer in peers if offers[peer] is not None]  # the others say why below
         try:
             for peer in peers if listener else ():
-                if peer > group.rank and offers[peer] is not None:
+                if peer > group.rank:
                     host, port, token = offers[peer]
                     connections[peer] = socket.create_connection((host, port), _left(deadline))
                     connections[peer].sendall(_HELLO.pack(token, group.rank))
@@ -47,10 +47,11 @@ def connect(group: Group, peers: list[int]) -> dict[int, socket.socket]:
         except OSError as error:
             missing = [peer for peer in peers if peer not in connections]
             problem = f"rank {group.rank} has no connection with ranks {missing} on other hosts: {error}"
-        if problems := [text for text in group.exchange(problem) if text]:
-            for connection in connections.values():
-                connection.close()
-            raise PlanError("; ".join(problems))
+        raise_together(group, problem)
+    except BaseException:
+        for connection in connections.values():
+            connection.close()
+        raise
     finally:
         if listener:
             listener.close()
