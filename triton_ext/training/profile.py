@@ -122,7 +122,7 @@ def check_output(folder: Path, device_type: str) -> None:
 
 def _check_same_model(folder: Path, report: Mapping[str, Any]) -> None:
     for path, other in profile_reports.load(folder).items():
-        if other["model_sha256"] != report["model_sha256"]:
+        if other.get("model_sha256") != report["model_sha256"]:
             raise PlanningError(
                 f"{folder} has profiles of {other['model']} with {other['arguments']}: {path.name}; write "
                 f"those of {report['model']} with {report['arguments']} to another folder"

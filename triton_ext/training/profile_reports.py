@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import PlanningError
 
-_FIELDS = {"model": str, "arguments": dict, "model_sha256": str}  # what others read
+_FIELDS = {"model": str, "arguments": dict}  # what others read
 
 
 def load(folder: Path) -> dict[Path, dict[str, Any]]:

@@ -342,14 +342,16 @@ def sleep(self, task):
     time.sleep(600)
 
 
-@pytest.mark.parametrize(("act", "message"), [(die, "has ended unexpectedly"), (sleep, "did not end 0.2 s after")])
-def test_a_worker_that_does_not_answer_is_an_error(monkeypatch, act, message):
+@pytest.mark.parametrize(
+    ("act", "limit_s", "message"), [(die, 60.0, "has ended unexpectedly"), (sleep, 0.5, "did not end 0.2 s after")]
+)
+def test_a_worker_that_does_not_answer_is_an_error(monkeypatch, act, limit_s, message):
     cluster, profiles, batch = small_case(5)
     before = set(multiprocessing.active_children())
     monkeypatch.setattr(searching, "_GRACE_S", 0.2)
     monkeypatch.setattr(searching, "_run", functools.partial(act, None))
     with pytest.raises(PlanningError, match=message):
-        search(profiles, cluster, batch, SearchSettings(processes=2, time_limit_s=1.0))
+        search(profiles, cluster, batch, SearchSettings(processes=2, time_limit_s=limit_s))
     assert set(multiprocessing.active_children()) == before
 
 
