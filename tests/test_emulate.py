@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from emulation import require_hosts
+from triton_ext import signals
 from triton_ext.cli import app
 from triton_ext.emulate import Hosts, measure_link, network, processes
 from triton_ext.errors import HostsError
@@ -143,7 +144,7 @@ def test_half_made_hosts_are_removed(monkeypatch):
 
 def test_signals_wait_for_a_block():
     with pytest.raises(KeyboardInterrupt):  # noqa: SIM117
-        with processes.signals_deferred():
+        with signals.signals_deferred():
             signal.raise_signal(signal.SIGINT)
             reached = True
     assert reached

@@ -25,11 +25,13 @@ def name_values(texts: Sequence[str]) -> dict[str, Any]:
             values[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
             values[name] = value
+        except (TypeError, MemoryError, RecursionError) as error:
+            raise TritonExtError(f"{text!r}: a literal without a value: {error}") from None
     return values
 
 
 def import_file(path: Path) -> ModuleType:
-    """Import a Python file, as part of its package if it is in one."""
+    """Import a Python file, as part of its package if it is in one. Raises TritonExtError for any other file."""
     path = path.resolve()
     root, parts = path.parent, [path.stem]
     while (root / "__init__.py").exists():
@@ -39,7 +41,8 @@ def import_file(path: Path) -> ModuleType:
         sys.path.insert(0, str(root))
         return importlib.import_module(".".join(parts))
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
+    if spec is None or spec.loader is None:
+        raise TritonExtError(f"{path}: not a Python file; its name should end with .py")
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(root))  # for what it imports from beside it
     sys.modules[path.stem] = module

@@ -72,10 +72,14 @@ def test_a_model_is_loaded_from_a_file(tmp_path):
         "from triton_ext.training.transformer import transformer\n"
         "def make(width=16):\n    return transformer(width, 1, 2, 8, 32)\n"
         "def other():\n    return 3\n"
+        "def needs(width, **options):\n    return transformer(width, heads=2, sequence=8, vocabulary=32, **options)\n"
     )
     assert len(model.load(f"{path}:make", {"width": 32}).layers) == 3
     with pytest.raises(PlanningError, match="takes no argument 'depth'; it takes width"):
         model.load(f"{path}:make", {"depth": 3})
+    with pytest.raises(PlanningError, match="missing a required argument: 'width'; it takes width, options"):
+        model.load(f"{path}:needs", {"depth": 3})
+    assert len(model.load(f"{path}:needs", {"width": 32, "blocks": 2}).layers) == 4
     with pytest.raises(PlanningError, match="a int that is no layered model"):
         model.load(f"{path}:other", {})
     with pytest.raises(PlanningError, match="has no function 'nothing'"):
@@ -105,3 +109,5 @@ def test_arguments_are_python_values_or_texts():
     assert name_values(["a=1", "b=2.5", "c=word"]) == {"a": 1, "b": 2.5, "c": "word"}
     with pytest.raises(TritonExtError, match="NAME=VALUE"):
         name_values(["width"])
+    with pytest.raises(TritonExtError, match=r"a literal without a value: unhashable"):
+        name_values(["w={[]:1}"])

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from .. import signals
 from ..errors import HostsError
 from . import network, processes
 
@@ -54,9 +55,9 @@ class Hosts:
     def __enter__(self) -> Hosts:
         network.require()
         remove_abandoned()
-        self._signals.enter_context(processes.exit_on_sigterm())
+        self._signals.enter_context(signals.exit_on_sigterm())
         try:
-            with processes.signals_deferred():
+            with signals.signals_deferred():
                 network.create(self.name, self.rates_bits_per_s, self.mtu_bytes)
         except BaseException:
             self.__exit__()
@@ -65,7 +66,7 @@ class Hosts:
 
     def __exit__(self, *_: object) -> None:
         try:
-            with processes.signals_deferred():
+            with signals.signals_deferred():
                 processes.end(self._started)
                 processes.end_marked(self.name)
                 network.remove(self.name)

@@ -1,56 +1,20 @@
-"""Processes started for a network, their output and their end; signals that must not come in between."""
+"""Processes started for a network, their output and their end."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 
 MARKER = "TRITON_EXT_HOSTS"  # environment variable: the network that a process, and all it starts, belongs to
 _GRACE_S = 5.0  # between SIGTERM and SIGKILL
 _STREAM_END_S = 5.0
 _print_lock = threading.Lock()
-
-
-@contextmanager
-def signals_deferred() -> Iterator[None]:
-    """SIGINT and SIGTERM wait until the block is done, so that nothing is half made or half removed."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    caught: list[int] = []
-
-    def note(number: int, _frame: FrameType | None) -> None:
-        caught.append(number)
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        for raised in caught[:1]:
-            signal.raise_signal(raised)
-
-
-@contextmanager
-def exit_on_sigterm() -> Iterator[None]:
-    """SIGTERM raises SystemExit in the block, if nobody else has a handler for it: so that clean-up runs."""
-    mine = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    if mine:
-        signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
-    try:
-        yield
-    finally:
-        if mine:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def stream(process: subprocess.Popen[bytes], prefix: str) -> Callable[[], None]:

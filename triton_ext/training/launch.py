@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .. import signals
 from ..emulate import processes
 from ..errors import PlanningError
-from ..planner.parallel.plan import ParallelPlan, Replica, Stage
+from ..planner.parallel.plan import ParallelPlan
 from . import layout, quota
 
 _LISTED_LINES = 25  # of the ranks' output, where a run failed
@@ -94,7 +95,7 @@ def run(job: Job, timeout_s: float = 300.0, report: Callable[[str], None] | None
     amounts = [job.cpu_quotas[device] for device in devices] if job.cpu_quotas else []
     with tempfile.TemporaryDirectory(prefix="triton-ext-run-") as folder, quota.quotas(amounts) as limits:
         order = Order(
-            dataclasses.replace(job, plans=tuple(_renumbered(plan, ranks) for plan in job.plans)),
+            dataclasses.replace(job, plans=tuple(plan.renumbered(ranks) for plan in job.plans)),
             tuple(limits.setting(rank) for rank in range(len(amounts))),
             timeout_s,
         )
@@ -106,16 +107,6 @@ def run(job: Job, timeout_s: float = 300.0, report: Callable[[str], None] | None
 
 def _tuples(result: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
     return {name: tuple(result[name]) for name in ("steps_s", "losses")}
-
-
-def _renumbered(plan: ParallelPlan, ranks: Mapping[int, int]) -> ParallelPlan:
-    """The plan with ranks instead of devices."""
-
-    def replica(of: Replica) -> Replica:
-        return Replica(tuple(ranks[device] for device in of.devices), of.samples)
-
-    stages = tuple(Stage(s.begin, s.end, tuple(replica(r) for r in s.replicas)) for s in plan.stages)
-    return dataclasses.replace(plan, stages=stages)
 
 
 def torchrun(
@@ -136,7 +127,7 @@ def torchrun(
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     command += ["-m", module, str(folder)]
     deadline = time.monotonic() + timeout_s + _GRACE_S
-    with (folder / "output").open("wb") as output, processes.exit_on_sigterm():
+    with (folder / "output").open("wb") as output, signals.exit_on_sigterm():
         process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
@@ -148,7 +139,7 @@ def torchrun(
                     shown = _report(folder / "progress", shown, report)
             timed_out = process.poll() is None
         finally:
-            with processes.signals_deferred():
+            with signals.signals_deferred():
                 processes.end([process])
                 processes.end_marked(name)
                 process.wait()

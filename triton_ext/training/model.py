@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -56,10 +56,7 @@ def load(location: str, arguments: Mapping[str, Any]) -> LayeredModel:
     function = getattr(module, name, None)
     if not callable(function):
         raise PlanningError(f"{place} has no function {name!r}")
-    known = inspect.signature(function).parameters
-    for argument in arguments:
-        if argument not in known:
-            raise PlanningError(f"{location} takes no argument {argument!r}; it takes {', '.join(known) or 'none'}")
+    _check_arguments(location, function, arguments)
     model = function(**arguments)
     if not isinstance(model, LayeredModel) or not len(model.layers):
         raise PlanningError(
@@ -67,6 +64,22 @@ def load(location: str, arguments: Mapping[str, Any]) -> LayeredModel:
             "modules, `batch(samples, seed)` and `loss(output, target)`: see docs/training.md"
         )
     return model
+
+
+def _check_arguments(location: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """PlanningError unless the function takes these arguments."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return  # of a built-in one, which does not say
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        known = signature.parameters
+        anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
+        unknown = None if anything else next((name for name in arguments if name not in known), None)
+        what = str(error) if unknown is None else f"takes no argument {unknown!r}"
+        raise PlanningError(f"{location} {what}; it takes {', '.join(known) or 'none'}") from None
 
 
 def shardable(model: LayeredModel, degree: int) -> ShardableModel:
@@ -109,7 +122,7 @@ def _import(place: str) -> Any:
     if path.suffix != ".py":
         try:
             return importlib.import_module(place)
-        except ImportError as error:
+        except (ImportError, ValueError, TypeError) as error:
             raise PlanningError(f"{place}: neither a Python file nor a module that can be imported: {error}") from None
     if not path.is_file():
         raise PlanningError(f"{place}: there is no such file")

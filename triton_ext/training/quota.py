@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..emulate import processes
+from .. import signals
 from ..errors import PlanningError
 from ..planner.cluster import Cluster
 
@@ -129,7 +129,7 @@ def quotas(cores: Sequence[float]) -> Iterator[Quotas]:
     root = _root(how)
     _remove_abandoned(root)
     made: list[Path] = []
-    with processes.exit_on_sigterm():
+    with signals.exit_on_sigterm():
         try:
             for index, amount in enumerate(amounts):
                 group = root / f"triton-ext-{os.getpid()}-{time.monotonic_ns()}-{index}"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from metis_table import metis_profiles, shared_profiles
 from triton_ext.planner.parallel import profile_files
-from triton_ext.planner.parallel.completion import complete, interpolate
+from triton_ext.planner.parallel.completion import interpolate
 from triton_ext.planner.parallel.profiles import Gap, Model, Point, Profiles
 
 PARAMETERS, REPLICATED = 4000, 400
@@ -77,15 +77,6 @@ def test_a_hole_at_a_degree_that_the_others_reach():
     profiles = Profiles(power_law().model, points)
     point = interpolate(profiles, ("X", 2, 16))  # degree 2 ends at 4; 1 and 8 reach 16
     assert isinstance(point, Point) and point.layer_ms[0] == pytest.approx(3.0 * 16**0.9 * 2**-0.8)
-
-
-def test_complete_reports_both():
-    wanted = [("X", 1, 1), ("X", 1, 3), ("X", 3, 5), ("X", 1, 64), ("Z", 1, 1)]
-    done = complete(power_law(), reversed(wanted))
-    assert done.interpolated == (("X", 1, 3), ("X", 3, 5))
-    assert [gap.key for gap in done.gaps] == [("X", 1, 64), ("Z", 1, 1)]
-    assert set(done.profiles.points) == set(power_law().points) | set(done.interpolated)
-    assert done == complete(power_law(), wanted)
 
 
 def test_zero_has_no_logarithm():

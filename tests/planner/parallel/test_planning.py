@@ -40,8 +40,14 @@ def invoke(*arguments):
 
 def test_uniform_plans_are_all_that_there_are():
     """Of 4 devices: (1 stage: dp, tp = 4,1 2,2 1,4), (2: 2,1 1,2), (4: 1,1), each with the micro-batches that dp
-    divides."""
-    found = list(uniform.uniform_plans(SMALL, 6, 4))
+    divides. A replica of 4 lies in two nodes."""
+    found = list(uniform.uniform_plans(SMALL, 6, 4, uniform.Allowed(anywhere=True)))
+    inside = [plan for plan in found if plan.stages[0].tp < 4]
+    assert list(uniform.uniform_plans(SMALL, 6, 4)) == inside and len(inside) < len(found)
+    allowed = uniform.Allowed("gpipe", (Settings(), Settings(recompute_activations=True)), degrees=(2,))
+    pairs = list(uniform.uniform_plans(SMALL, 6, 4, allowed))
+    assert {plan.stages[0].tp for plan in pairs} == {2} and {plan.schedule for plan in pairs} == {"gpipe"}
+    assert {plan.settings for plan in pairs} == set(allowed.settings)
     shapes = [(len(p.stages), p.stages[0].dp, p.stages[0].tp, p.microbatch_samples) for p in found]
     assert sorted(shapes) == sorted(
         [(1, 1, 4, 1), (1, 1, 4, 2), (1, 1, 4, 4), (1, 2, 2, 2), (1, 2, 2, 4), (1, 4, 1, 4),

@@ -111,11 +111,18 @@ COSTED = CostedPlan(even(8), Cost(100.0))
     ("result", "message"),
     [
         (SearchResult("ours", (COSTED,), 7, lower_bound_ms=100.0), "optimum, proven (7 plans"),
-        (SearchResult("ours", (COSTED,), 7, lower_bound_ms=80.0, complete=False),
+        (SearchResult("ours", (COSTED,), 7, lower_bound_ms=80.0, complete=False,
+                      timed_out=True),
          "at most 25.0% above the optimum: no plan costs less than 80 ms (7 plans costed in 0.00 s; stopped at the"),
         (SearchResult("metis", (COSTED,), 7), "best found; this algorithm proves nothing (7 plans"),
         (SearchResult("ours", (), 0), "no plan: every plan of the space was rejected"),
-        (SearchResult("ours", (), 0, complete=False), "no plan: the time limit came first"),
+        (SearchResult("ours", (COSTED,), 7, lower_bound_ms=80.0, complete=False),
+         "at most 25.0% above the optimum: no plan costs less than 80 ms (7 plans costed in 0.00 s; stopped at the "
+         "limit of plans that are priced"),
+        (SearchResult("ours", (COSTED,), 7, lower_bound_ms=0.0, complete=False, timed_out=True),
+         "best found; how far from the optimum is not known (7 plans costed in 0.00 s; stopped at the time limit"),
+        (SearchResult("ours", (), 0, complete=False, timed_out=True), "no plan: the time limit came first"),
+        (SearchResult("ours", (), 0, complete=False), "no plan: none was found, but not all were tried"),
     ],
 )  # fmt: skip
 def test_how_good_the_best_plan_is_known_to_be(result, message):
@@ -140,8 +147,9 @@ def test_reasons_are_counted_most_frequent_first():
 
 
 def test_hints_follow_from_the_reasons():
-    def hints(*codes, algorithm="ours", complete=True, **options):
-        result = SearchResult(algorithm, (), 0, tuple(Rejected(code, 1, "") for code in codes), complete=complete)
+    def hints(*codes, algorithm="ours", timed_out=False, **options):
+        reasons = tuple(Rejected(code, 1, "") for code in codes)
+        result = SearchResult(algorithm, (), 0, reasons, complete=not timed_out, timed_out=timed_out)
         return report.hints(result, **{"model_missing": False, "not_allowed": ("recompute",)} | options)
 
     assert hints("samples") == []
@@ -149,7 +157,7 @@ def test_hints_follow_from_the_reasons():
     assert hints("profile", model_missing=True) == []
     assert hints("memory") == ["hint: less memory with --allow recompute"]
     assert hints("memory", not_allowed=()) == hints("memory", algorithm="metis") == []
-    assert hints("samples", complete=False) == ["hint: a longer --time-limit"]
+    assert hints("samples", timed_out=True) == ["hint: a longer --time-limit"]
 
 
 def test_what_was_not_measured():

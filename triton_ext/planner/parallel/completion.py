@@ -8,45 +8,17 @@ It is interpolated as such (in the micro-batch, and in 1 / degree), rounded up. 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from .profiles import Gap, Key, Point, Profiles
 
 
-@dataclass(frozen=True)
-class Completed:
-    """The profiles with what could be filled in; the keys that were, and those that could not be, with reasons."""
-
-    profiles: Profiles
-    interpolated: tuple[Key, ...]
-    gaps: tuple[Gap, ...]
-
-    def gap(self, key: Key) -> Gap | None:
-        return next((gap for gap in self.gaps if gap.key == key), None)
-
-
-def complete(profiles: Profiles, wanted: Iterable[Key]) -> Completed:
-    """Fill the wanted points that lie inside the measured range of their device type.
+def interpolate(profiles: Profiles, key: Key) -> Point | Gap:
+    """One point: the one that is there; one inside the measured range of its device type; or the gap with its reason.
 
     At a profiled degree: between the nearest smaller and larger micro-batch. Else between the nearest lower and higher
-    degree that both reach the micro-batch. What lies outside is a gap with its reason.
+    degree that both reach the micro-batch.
     """
-    filled: dict[Key, Point] = {}
-    gaps: list[Gap] = []
-    for key in sorted(set(wanted)):
-        if key in profiles.points:
-            continue
-        found = interpolate(profiles, key)
-        if isinstance(found, Gap):
-            gaps.append(found)
-        else:
-            filled[key] = found
-    return Completed(Profiles(profiles.model, {**profiles.points, **filled}), tuple(filled), tuple(gaps))
-
-
-def interpolate(profiles: Profiles, key: Key) -> Point | Gap:
-    """One point: the one that is there, one between others, or the gap."""
     device_type, tp, samples = key
     if key in profiles.points:
         return profiles.points[key]

@@ -42,6 +42,8 @@ def draw(plan: ParallelPlan, step: Step, cluster: Cluster, path: Path) -> None:
         from matplotlib.patches import Patch
     except ImportError:
         raise PlanningError("drawing needs matplotlib: pip install 'triton-ext[bench]'") from None
+    if not step.step_time_s:
+        raise PlanningError(f"{path}: a step that takes no time cannot be drawn; its profiles have no times")
     rows = [_slowest(step, stage.devices) for stage in plan.stages]
     stages = len(plan.stages)
     panel_in = _ROW_IN * stages

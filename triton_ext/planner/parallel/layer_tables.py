@@ -65,6 +65,15 @@ class LayerTables:
             self._tables[at] = point if isinstance(point, Gap) else self._table(point, near, dp, idle=not samples)
         return self._tables[at]
 
+    def total_s(self, key: Key) -> float | Gap:
+        """Forward and backward of all layers, of a key with samples, without making its table."""
+        point = interpolate(self.profiles, key)
+        if isinstance(point, Gap):
+            return point
+        layers_ms = sum(point.layer_ms)
+        again_ms = layers_ms * point.forward_share if self.settings.recompute_activations else 0.0
+        return (max(layers_ms, point.forward_backward_ms) + again_ms + point.batch_generator_ms) / 1e3
+
     def get(self, key: Key, dp: int) -> Table:
         """As `find`; raises PlanningError with the reason for a gap."""
         found = self.find(key, dp)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from ..cluster import Cluster
 from .completion import interpolate
 from .profiles import Gap, Key, Point, Profiles
@@ -14,7 +16,7 @@ class Lookup:
     def __init__(self, profiles: Profiles, cluster: Cluster, model_missing: bool = False) -> None:
         self.profiles = profiles
         self._types = {device_type.name: device_type for device_type in cluster.device_types}
-        self._work: Work | None = transformer_work(profiles.model) if model_missing else None
+        self._model_missing = model_missing
         self._found: dict[Key, Point | Gap] = {}
 
     def get(self, device_type: str, tp: int, samples: int) -> Point | Gap:
@@ -22,10 +24,14 @@ class Lookup:
         found = self._found.get(key)
         if found is None:
             found = interpolate(self.profiles, key)
-            if isinstance(found, Gap) and self._work is not None:
+            if isinstance(found, Gap) and self._model_missing:
                 found = modelled(self.profiles, self._types, key, self._work)
             self._found[key] = found
         return found
+
+    @cached_property
+    def _work(self) -> Work:
+        return transformer_work(self.profiles.model)
 
     def smallest(self, device_type: str, tp: int) -> tuple[int, Point] | Gap:
         """The point of the fewest samples at a degree, and how many they are: of 1 sample if possible."""

@@ -28,7 +28,7 @@ class Choice:
 
 
 def choices(orders: Sequence[Order], global_batch: int, settings: Sequence[Settings]) -> list[Choice]:
-    return [Choice(o, b, s) for s in settings for b in divisors(global_batch) for o in range(len(orders))]
+    return [Choice(o, b, s) for s in settings for o in range(len(orders)) for b in divisors(global_batch)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from ...errors import PlanningError
 
@@ -75,6 +76,14 @@ class ParallelPlan:
     @property
     def microbatch_samples(self) -> int:
         return self.global_batch // self.microbatches
+
+    def renumbered(self, numbers: Mapping[int, int] | Sequence[int]) -> ParallelPlan:
+        """The same plan with numbers[i] in place of device i."""
+        stages = tuple(
+            replace(s, replicas=tuple(Replica(tuple(numbers[d] for d in r.devices), r.samples) for r in s.replicas))
+            for s in self.stages
+        )
+        return replace(self, stages=stages)
 
     def __post_init__(self) -> None:
         if not self.stages:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from ...errors import PlanningError
@@ -13,7 +13,6 @@ from . import search as exact
 from .completion import interpolate
 from .cost import memory_bytes, of_work
 from .layer_tables import LayerTables
-from .lookup import Lookup
 from .pipeline import simulate
 from .plan import ParallelPlan, Settings
 from .plan_file import Option
@@ -21,9 +20,10 @@ from .problems import costed
 from .profiles import Gap, Key, Profiles
 from .report import Simulated
 from .result import CostedPlan, SearchResult
+from .roofline import add_modelled
 from .search import Progress, SearchSettings
 from .step_work import StepWork, Worker, step_work
-from .uniform import Evaluator
+from .uniform import Allowed
 
 METHODS = ("ours", "metis")
 ALLOWED = {
@@ -66,6 +66,8 @@ class Options:
             raise PlanningError(f"allowed {unknown[0]!r}; there are {', '.join(ALLOWED)}")
         if self.chunks < 1 or (self.chunks > 1) != (self.schedule == "interleaved"):
             raise PlanningError(f"schedule {self.schedule}, {self.chunks} chunks; interleaved has 2 or more, others 1")
+        if self.algorithm == "metis" and self.processes > 1:
+            raise PlanningError(f"the algorithm metis searches in one process, not in {self.processes}")
         if self.algorithm == "metis" and self.allow_unused:
             raise PlanningError("the algorithm metis uses all devices; the algorithm ours may leave some out")
         if self.cost == "metis" and (self.allowed or self.schedule != "1f1b"):
@@ -105,7 +107,7 @@ def search(
     if options.algorithm == "metis":
         return metis.search(profiles, cluster, global_batch, published)
     if options.model_missing:
-        profiles = with_modelled(profiles, cluster)
+        profiles = with_modelled(profiles, cluster, global_batch)
     ours = SearchSettings(
         cost=options.cost,
         metis=published,
@@ -119,29 +121,51 @@ def search(
     return exact.search(profiles, cluster, global_batch, ours, progress)
 
 
-def with_modelled(profiles: Profiles, cluster: Cluster) -> Profiles:
-    """The profiles with a point on each of the cluster's device types for every degree and micro-batch that some type
-    has; from the roofline where measured points do not surround it."""
-    grid = sorted({(tp, samples) for _, tp, samples in profiles.points})
+def with_modelled(profiles: Profiles, cluster: Cluster, global_batch: int) -> Profiles:
+    """The profiles with a point on each of the cluster's device types for every degree that some type has, and every
+    micro-batch that some type has, or that is a power of two, up to the batch; from the roofline where measured points
+    do not surround it. What lies between is interpolated: search, baselines and simulation use the same points."""
+    degrees = sorted({tp for _, tp, _ in profiles.points})
+    powers = {1 << bit for bit in range(global_batch.bit_length())}
+    sizes = sorted({samples for _, _, samples in profiles.points} | powers | {global_batch})
     types = sorted({device.type for device in cluster.devices})
-    return _filled(profiles, cluster, [(name, tp, samples) for name in types for tp, samples in grid])
+    return _filled(profiles, cluster, itertools.product(types, degrees, sizes))
 
 
-def evaluator(profiles: Profiles, options: Options) -> Evaluator:
+def evaluator(profiles: Profiles, options: Options) -> _OurCost | _MetisCost:
     """The cost of any plan under the options' cost: a plan that does not fit into memory, or needs a point that is not
     there, is refused."""
-    return (_MetisCost if options.cost == "metis" else _OurCost)(profiles, options.model_missing)
+    return (_MetisCost if options.cost == "metis" else _OurCost)(profiles, options)
 
 
 @dataclass
-class _MetisCost:
-    profiles: Profiles
-    model_missing: bool
+class _Cost:
+    """What both costs share: the profiles that a search with these options sees."""
 
+    profiles: Profiles
+    options: Options
+    filled: dict[tuple[tuple[str, ...], int], Profiles] = field(default_factory=dict)
+
+    @property
+    def allowed(self) -> Allowed:
+        degrees = tuple(sorted({tp for _, tp, _ in self.profiles.points}))
+        return Allowed(self.options.schedule, self.options.plan_settings(), degrees, self.options.cost == "metis")
+
+    def points(self, plan: ParallelPlan, cluster: Cluster) -> Profiles:
+        if not self.options.model_missing or self.options.algorithm == "metis":
+            return self.profiles
+        key = (tuple(sorted({device.type for device in cluster.devices})), plan.global_batch)
+        if key not in self.filled:
+            self.filled[key] = with_modelled(self.profiles, cluster, plan.global_batch)
+        return _filled(self.filled[key], cluster, _keys(plan, cluster))
+
+
+@dataclass
+class _MetisCost(_Cost):
     def cost(self, plan: ParallelPlan, cluster: Cluster) -> CostedPlan:
-        settings = metis.MetisSettings(model_missing=self.model_missing)
-        found = metis.evaluate(plan, self.profiles, cluster, settings)
-        _check_memory(plan, cluster, found.memory_bytes)
+        settings = metis.MetisSettings(model_missing=self.options.model_missing)
+        found, needs = metis.evaluate_with_memory(plan, self.points(plan, cluster), cluster, settings)
+        _check_memory(plan, cluster, needs)
         return found
 
     def bound_ms(self, plan: ParallelPlan, cluster: Cluster) -> float:
@@ -149,33 +173,28 @@ class _MetisCost:
 
 
 @dataclass
-class _OurCost:
-    profiles: Profiles
-    model_missing: bool
-    tables: dict[Settings, LayerTables] = field(default_factory=dict)
+class _OurCost(_Cost):
+    tables: dict[tuple[int, Settings], LayerTables] = field(default_factory=dict)  # by the profiles' id
 
     def cost(self, plan: ParallelPlan, cluster: Cluster) -> CostedPlan:
         tables, work = self._work(plan, cluster)
         return costed(plan, of_work(work), cluster, tables)
 
     def bound_ms(self, plan: ParallelPlan, cluster: Cluster) -> float:
-        """All that a stage computes, after the first forward has come to it and before the last backward has left."""
+        """All that a stage computes, after the first forward has come to it and before the last backward has left: with
+        several chunks, those of the first one."""
         work = self._work(plan, cluster)[1]
         bounds, before_ms = [], 0.0
         for stage, stage_ms in zip(work.workers, _stage_ms(work), strict=True):
             bounds.append(before_ms + plan.microbatches * stage_ms)
-            before_ms += min(_microbatch_s(worker) for worker in stage) * 1e3
+            before_ms += min(worker.forward_s[0] + worker.backward_s[0] for worker in stage) * 1e3
         return max(bounds)
 
     def _work(self, plan: ParallelPlan, cluster: Cluster) -> tuple[LayerTables, StepWork]:
-        filled = completed(plan, self.profiles, cluster, self.model_missing)
-        if filled is self.profiles:
-            tables = self.tables.setdefault(plan.settings, LayerTables(filled, plan.settings))
-        else:
-            tables = LayerTables(filled, plan.settings)
+        points = self.points(plan, cluster)
+        tables = self.tables.setdefault((id(points), plan.settings), LayerTables(points, plan.settings))
         work = step_work(plan, cluster, tables)
-        needs = memory_bytes(work)
-        _check_memory(plan, cluster, [max(needs[device] for device in stage.devices) for stage in plan.stages])
+        _check_memory(plan, cluster, memory_bytes(work))
         return tables, work
 
 
@@ -188,26 +207,26 @@ def _microbatch_s(worker: Worker) -> float:
     return sum(worker.forward_s) + sum(worker.backward_s)
 
 
-def simulated(costed: CostedPlan, cluster: Cluster, profiles: Profiles) -> Simulated:
-    """A costed plan, run by the simulator. Modelled points are made again where the plan uses them."""
-    filled = completed(costed.plan, profiles, cluster, bool(costed.modelled))
-    return Simulated(costed, simulate(costed.plan, cluster, filled))
+def simulated(costed: CostedPlan, cluster: Cluster, profiles: Profiles, model_missing: bool | None = None) -> Simulated:
+    """A costed plan, run by the simulator. model_missing: as in the options that it was searched with; by default,
+    whether it has modelled points."""
+    missing = bool(costed.modelled) if model_missing is None else model_missing
+    return Simulated(costed, simulate(costed.plan, cluster, completed(costed.plan, profiles, cluster, missing)))
 
 
 def completed(plan: ParallelPlan, profiles: Profiles, cluster: Cluster, model_missing: bool) -> Profiles:
-    """The profiles with the points that a plan needs and no measured ones surround, if they may be modelled."""
-    return _filled(profiles, cluster, _keys(plan, cluster)) if model_missing else profiles
+    """The profiles that a plan is priced with: with `with_modelled`, if points may be modelled, and what else the plan
+    needs (as Metis's search finds plans of any degree)."""
+    if not model_missing:
+        return profiles
+    return _filled(with_modelled(profiles, cluster, plan.global_batch), cluster, _keys(plan, cluster))
 
 
 def _filled(profiles: Profiles, cluster: Cluster, keys: Iterable[Key]) -> Profiles:
-    lookup = Lookup(profiles, cluster, model_missing=True)
-    points = dict(profiles.points)
-    for key in keys:
-        if isinstance(interpolate(profiles, key), Gap):
-            found = lookup.get(*key)
-            if not isinstance(found, Gap):
-                points[key] = found
-    return Profiles(profiles.model, points) if len(points) > len(profiles.points) else profiles
+    """The profiles with those keys that no measured points surround."""
+    missing = [key for key in keys if isinstance(interpolate(profiles, key), Gap)]
+    figures = {device_type.name: device_type for device_type in cluster.device_types}
+    return add_modelled(profiles, figures, missing) if missing else profiles
 
 
 def _keys(plan: ParallelPlan, cluster: Cluster) -> list[Key]:
@@ -222,11 +241,11 @@ def _keys(plan: ParallelPlan, cluster: Cluster) -> list[Key]:
     return sorted(keys)
 
 
-def _check_memory(plan: ParallelPlan, cluster: Cluster, memory_bytes: Sequence[int]) -> None:
-    """memory_bytes: the largest need of a device, by stage."""
-    for number, (stage, needed) in enumerate(zip(plan.stages, memory_bytes, strict=True)):
+def _check_memory(plan: ParallelPlan, cluster: Cluster, memory_bytes: Mapping[int, int]) -> None:
+    """memory_bytes: by device."""
+    for number, stage in enumerate(plan.stages):
         for device in stage.devices:
-            name = cluster.devices[device].type
+            name, needed = cluster.devices[device].type, memory_bytes[device]
             limit = cluster.device_type(name).memory_bytes
             if needed > limit:
                 raise PlanningError(

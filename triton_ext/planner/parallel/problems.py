@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from ...errors import PlanningError
@@ -22,8 +23,9 @@ from .metis_objective import MetisFormula, metis_options
 from .objectives import Objective, Pipeline, Prefixes
 from .options import Choice, Kinds, Network, Options, network, options
 from .plan import ParallelPlan, Settings
-from .profiles import Profiles
+from .profiles import Gap, Profiles
 from .result import Cost, CostedPlan
+from .schedule import layer_runs
 from .step_work import condensed, step_work
 
 
@@ -53,6 +55,7 @@ class Problem(Protocol):
 
     cluster: Cluster
     orders: list[space.Order]
+    degrees: tuple[int, ...]  # of tensor parallelism
     exact: bool  # the bound of a plan is its cost
 
     def prepare(self, choice: Choice) -> Prepared | dict[str, int]:
@@ -67,6 +70,13 @@ class Problem(Protocol):
     def price(self, plan: ParallelPlan) -> CostedPlan | str:
         """Or the code of the reason why the plan cannot be."""
 
+    def bound_s(self, plan: ParallelPlan) -> float:
+        """The plan takes no less, and this is quicker to tell; inf for some plans that cannot be."""
+
+
+# Choices come by order, so that few of these are in use at once; many types have many orders, and tables are large.
+_ORDERS, _KINDS = 64, 128
+
 
 class OurProblem:
     """Our cost and memory."""
@@ -76,19 +86,20 @@ class OurProblem:
     def __init__(self, profiles: Profiles, cluster: Cluster, global_batch: int, within: Space) -> None:
         self.profiles, self.cluster, self._batch, self._space = profiles, cluster, global_batch, within
         self.orders = space.orders(cluster)
-        self._degrees = sorted({tp for _, tp, _ in profiles.points})
+        self.degrees = tuple(sorted({tp for _, tp, _ in profiles.points}))
         self._tables: dict[Settings, tuple[LayerTables, space.Splits]] = {}
-        self._groups: dict[int, tuple[list[space.Group], Network]] = {}
-        self._kinds: dict[tuple[Settings, int], Kinds] = {}
+        self._groups = lru_cache(_ORDERS)(self._groups_of)
+        self._kinds = lru_cache(_KINDS)(lambda settings, _microbatches: Kinds(cluster, self.tables(settings)[0]))
+
+    def _groups_of(self, number: int) -> tuple[list[space.Group], Network]:
+        order = self.orders[number]
+        found = space.groups(self.cluster, order, self.degrees)
+        return found, network(self.cluster, order, found)
 
     def prepare(self, choice: Choice) -> Prepared | dict[str, int]:
-        if choice.order not in self._groups:
-            order = self.orders[choice.order]
-            found = space.groups(self.cluster, order, self._degrees)
-            self._groups[choice.order] = (found, network(self.cluster, order, found))
-        groups, net = self._groups[choice.order]
-        tables, splits = self.tables(choice.settings)
-        kinds = self._kinds.setdefault((choice.settings, choice.microbatches), Kinds(self.cluster, tables))
+        groups, net = self._groups(choice.order)
+        _, splits = self.tables(choice.settings)
+        kinds = self._kinds(choice.settings, choice.microbatches)
         samples = self._batch // choice.microbatches
         made = options(groups, kinds, splits, samples)
         if isinstance(made, dict):
@@ -132,6 +143,22 @@ class OurProblem:
             return "schedule"
         return "memory" if cost.over_memory(self.cluster) else costed(plan, cost, self.cluster, tables)
 
+    def bound_s(self, plan: ParallelPlan) -> float:
+        tables, _ = self.tables(plan.settings)
+        try:
+            runs = layer_runs(plan)
+        except PlanningError:
+            return math.inf
+        slowest = 0.0
+        for stage, own in zip(plan.stages, runs, strict=True):
+            for replica in stage.replicas:
+                name = self.cluster.devices[replica.devices[0]].type
+                table = tables.find((name, replica.tp, replica.samples), stage.dp)
+                if isinstance(table, Gap):
+                    return math.inf
+                slowest = max(slowest, sum(float(table.total_s[run]) for run in own))
+        return plan.microbatches * slowest
+
     def tables(self, settings: Settings) -> tuple[LayerTables, space.Splits]:
         if settings not in self._tables:
             tables = LayerTables(self.profiles, settings)
@@ -153,14 +180,14 @@ class MetisProblem:
         self._stages = Stages(Lookup(profiles, cluster, settings.model_missing), settings.uneven_splits)
         self._evaluator = Evaluator(self._stages, cluster, profiles, settings)
         self._settings = settings
-        self._degrees = sorted({tp for _, tp, _ in profiles.points})
-        self._groups: dict[int, list[space.Group]] = {}
+        self.degrees = tuple(sorted({tp for _, tp, _ in profiles.points}))
+        self._groups = lru_cache(_ORDERS)(
+            lambda number: space.groups(cluster, self.orders[number], self.degrees, anywhere=True)
+        )
 
     def prepare(self, choice: Choice) -> Prepared | dict[str, int]:
         order = self.orders[choice.order]
-        if choice.order not in self._groups:
-            self._groups[choice.order] = space.groups(self.cluster, order, self._degrees, anywhere=True)
-        groups = self._groups[choice.order]
+        groups = self._groups(choice.order)
         samples = self._batch // choice.microbatches
         made = metis_options(groups, self._stages, self.cluster, order, samples)
         if isinstance(made, dict):
@@ -180,11 +207,16 @@ class MetisProblem:
     def rough_s(self, plan: ParallelPlan) -> float:
         return self._evaluator.cost(plan).cost.total_ms / 1e3
 
+    def bound_s(self, plan: ParallelPlan) -> float:
+        return 0.0  # the cost itself is as quick
+
     def price(self, plan: ParallelPlan) -> CostedPlan | str:
-        costed_plan = self._evaluator.cost(plan)
-        limits = {device.index: self.cluster.device_type(device.type).memory_bytes for device in self.cluster.devices}
-        for stage, need in zip(plan.stages, costed_plan.memory_bytes, strict=True):
-            if need > max(limits[device] for device in stage.devices):
+        try:
+            costed_plan = self._evaluator.cost(plan)
+        except PlanningError:
+            return "profile"
+        for device, need in self._evaluator.memory_bytes(plan).items():
+            if need > self.cluster.device_type(self.cluster.devices[device].type).memory_bytes:
                 return "memory"
         return costed_plan
 

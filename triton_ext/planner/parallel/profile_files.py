@@ -63,8 +63,9 @@ def read(
 ) -> tuple[Profiles, tuple[Note, ...]]:
     """All profiles of one model below a folder.
 
-    model: which one, where the folder has several. activation_bytes: what each layer, or any of them, hands to the next
-    for one sample (float32: 4 * sequence length * hidden size), for files that do not say.
+    model: which one, where the folder has several: the path of its own folder below this one. activation_bytes: what
+    each layer, or any of them, hands to the next for one sample (float32: 4 * sequence length * hidden size), if no
+    file says it.
     Raises PlanningError, naming file and field, for a file that cannot be used.
     """
     folder = Path(folder)
@@ -143,25 +144,28 @@ def _find(folder: Path, model: str | None) -> list[tuple[Path, Key, bool]]:
     if not folder.is_dir():
         raise PlanningError(f"{folder}: no such folder of profiles")
     found: dict[str, list[tuple[Path, Key, bool]]] = {}  # by the folder that stands for a model
+
+    def name(group: Path) -> str:
+        return group.relative_to(folder).as_posix() if group != folder else folder.resolve().name
+
     for path in sorted(folder.rglob("*.json")):
         if match := _FLAT.fullmatch(path.name):
             key = (match["type"], int(match["tp"]), int(match["samples"]))
-            found.setdefault(str(path.parent), []).append((path, key, False))
+            found.setdefault(name(path.parent), []).append((path, key, False))
         elif match := _NESTED.fullmatch(path.name):
             key = (path.parent.name, int(match["tp"]), int(match["samples"]))
-            found.setdefault(str(path.parent.parent), []).append((path, key, True))
+            found.setdefault(name(path.parent.parent), []).append((path, key, True))
     if not found:
         raise PlanningError(
             f"{folder}: no profiles; files are named DeviceType.<TYPE>_tp<T>_bs<B>.json or "
             "<device type>/mbs<B>_tmp<T>.json"
         )
-    names = {Path(group).name: group for group in found}
-    if model is not None and model in names:
-        return found[names[model]]
+    if model in found:
+        return found[model]
+    if model is not None:
+        raise PlanningError(f"{folder}: no profiles of a model {model!r}; give one of {', '.join(sorted(found))}")
     if len(found) > 1:
-        raise PlanningError(
-            f"{folder}: profiles of several models, and model is {model!r}; give one of {', '.join(sorted(names))}"
-        )
+        raise PlanningError(f"{folder}: profiles of several models; give one of {', '.join(sorted(found))}")
     (only,) = found.values()
     return only
 
@@ -218,6 +222,8 @@ def _read_file(path: Path, folder: Path, key: Key, sharded: bool, notes: list[No
         raise PlanningError(f"{name}: tensor-parallel degree and micro-batch must be at least 1")
 
     times = document.numbers("execution_time.layer_compute_total_ms")
+    if not any(times):
+        raise PlanningError(f"{name}: execution_time.layer_compute_total_ms is 0 for every layer; measure it again")
     declared = document.number("model.num_layers")
     if declared is None:
         notes.append(Note(name, "model.num_layers", f"missing; the times have {len(times)} layers"))
@@ -321,13 +327,14 @@ def _activations(
     files: Sequence[_File], given: int | Sequence[int] | None, layers: int, notes: list[Note]
 ) -> tuple[int, ...]:
     field = "model.parameters.activation_parameters_bytes"
-    if isinstance(given, int):
-        return (given,) * layers
-    if given is not None:
-        if len(given) != layers:
-            raise PlanningError(f"activation_bytes has {len(given)} entries, the model {layers} layers")
-        return tuple(given)
     saying = [file for file in files if file.activation_bytes]
+    if saying and given is not None:
+        notes.append(Note(saying[0].name, field, "is there; the activation_bytes given are not used"))
+    if not saying and given is not None:
+        values = (given,) * layers if isinstance(given, int) else tuple(given)
+        if len(values) != layers:
+            raise PlanningError(f"activation_bytes has {len(values)} entries, the model {layers} layers")
+        return values
     if not saying:
         raise PlanningError(
             f"{files[0].name}: {field} is missing, in the other files too; give activation_bytes "

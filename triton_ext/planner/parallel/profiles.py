@@ -122,7 +122,7 @@ class Profiles:
         return tuple(tp for name, tp in self.microbatches if name == device_type)
 
     def point(self, device_type: str, tp: int, samples: int) -> Point | Gap:
-        """The point, or what is missing; `completion.complete` fills what lies between points."""
+        """The point, or what is missing; `completion.interpolate` finds what lies between points."""
         key = (device_type, tp, samples)
         if key in self.points:
             return self.points[key]

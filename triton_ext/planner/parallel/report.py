@@ -66,16 +66,22 @@ def outcome(result: SearchResult) -> str:
     """How good the best plan is known to be."""
     searched = f"{result.costed:,} plans costed in {result.elapsed_s:.2f} s"
     if result.best is None:
-        why = "every plan of the space was rejected" if result.complete else "the time limit came first"
+        why = "every plan of the space was rejected"
+        if not result.complete:
+            why = "the time limit came first" if result.timed_out else "none was found, but not all were tried"
         return f"no plan: {why} ({searched})"
     if result.proven:
         return f"optimum, proven ({searched})"
-    limit = "" if result.complete else "; stopped at the time limit"
+    limit = "; stopped at the time limit" if result.timed_out else ""
+    if not result.complete and not result.timed_out and result.lower_bound_ms is not None:
+        limit = "; stopped at the limit of plans that are priced"
     if result.lower_bound_ms:
         bound = (
             f"at most {result.gap:.1%} above the optimum: no plan costs less than {milliseconds(result.lower_bound_ms)}"
         )
         return f"{bound} ({searched}{limit})"
+    if result.lower_bound_ms is not None:
+        return f"best found; how far from the optimum is not known ({searched}{limit})"
     return f"best found; this algorithm proves nothing ({searched}{limit})"
 
 
@@ -91,7 +97,7 @@ def plans(found: Sequence[Simulated], cluster: Cluster) -> Table:
             str(rank),
             f"{total_ms:.5g}",
             f"{each.simulated_ms:.5g}" + (f" ({_change(each.simulated_ms / total_ms)})" if total_ms else ""),
-            f"{plan.global_batch / each.step.step_time_s:.4g}",
+            f"{plan.global_batch / each.step.step_time_s:.4g}" if each.step.step_time_s else "",
             str(len(plan.stages)),
             f"{plan.microbatches} of {plan.microbatch_samples}",
             "\n".join(_runs(plan, cluster)) + _unmeasured_mark(each.costed),
@@ -118,8 +124,8 @@ def stages(best: Simulated, cluster: Cluster) -> Table:
             str(stage.tp),
             str(shares[0]) if len(shares) == 1 else _shares(shares),
             f"{best.costed.stage_ms[number]:.4g}" if best.costed.stage_ms else "",
-            f"{step.compute_s[slowest] / step.step_time_s:.0%}",
-            f"{step.exposed_communication_s[slowest] / step.step_time_s:.0%}",
+            _share(step.compute_s[slowest], step.step_time_s),
+            _share(step.exposed_communication_s[slowest], step.step_time_s),
         )
     return table
 
@@ -186,7 +192,7 @@ def hints(result: SearchResult, model_missing: bool, not_allowed: Iterable[str])
     """What may help where there is no plan, by the reasons."""
     codes = {reason.code for reason in result.rejected}
     found = []
-    if not result.complete:
+    if result.timed_out:
         found.append("hint: a longer --time-limit")
     if any(code.startswith("profile") for code in codes) and not model_missing:
         found.append("hint: profile what is missing, or take it from a roofline with --modelled")
@@ -218,6 +224,10 @@ def speed_ups(best: CostedPlan, others: Mapping[str, CostedPlan | None]) -> Tabl
             ratio = other.cost.total_ms / best.cost.total_ms if best.cost.total_ms else float("nan")
             table.add_row(name, f"{other.cost.total_ms:.5g}", f"{ratio:.2f}")
     return table
+
+
+def _share(part_s: float, whole_s: float) -> str:
+    return f"{part_s / whole_s:.0%}" if whole_s else ""
 
 
 def _change(ratio: float) -> str:

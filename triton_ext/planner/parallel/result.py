@@ -63,8 +63,9 @@ class SearchResult:
     """Plans, best first (at most as many as asked for), and everything that was left out, with reasons.
 
     costed: plans with a cost. rejected: counted reasons, by code. pruned: what each pruning rule left out, by rule's
-    name. complete: the whole space of the settings was searched; False after the time limit. lower_bound_ms: no plan of
-    the space costs less (None where the algorithm proves nothing).
+    name. complete: the whole space of the settings was searched. timed_out: it was not, for the time limit came first;
+    other limits and a schedule without bounds leave a search incomplete, too. lower_bound_ms: no plan of the space
+    costs less (None where the algorithm proves nothing).
     """
 
     algorithm: str
@@ -75,6 +76,7 @@ class SearchResult:
     notes: tuple[str, ...] = ()
     elapsed_s: float = 0.0
     complete: bool = True
+    timed_out: bool = False
     lower_bound_ms: float | None = None
 
     @property

@@ -42,14 +42,20 @@ class Work:
 def transformer_work(model: Model, hidden_size: int | None = None) -> Work:
     """Of a transformer [embedding, block, …, head].
 
-    hidden_size: features; by default what a block of 12 h^2 parameters has.
+    hidden_size: features; by default what a block of 12 h^2 parameters has, the first one that has any. Raises
+    PlanningError where that says nothing.
     """
     if model.layers < 3:
         raise PlanningError(
             f"model {model.name} has {model.layers} layers; a transformer has embedding, blocks and head"
         )
     parameters = [size / BYTES_PER_PARAMETER for size in model.parameter_bytes]
-    hidden = hidden_size or math.sqrt(parameters[1] / 12)
+    hidden = hidden_size or math.sqrt(next((count for count in parameters[1:-1] if count), 0.0) / 12)
+    if not hidden:
+        raise PlanningError(
+            f"model {model.name}: no layer between its first and its last has parameters, so that nothing can be "
+            "modelled; measure what is missing"
+        )
     flop, stored = [0.0], [model.activation_bytes[0] * 1.0]  # an embedding only looks up
     for layer in range(1, model.layers - 1):
         values = model.activation_bytes[layer] / BYTES_PER_PARAMETER
@@ -96,7 +102,7 @@ def modelled(
     layer_ms = tuple(time * ratio for time, ratio in zip(base.layer_ms, ratios, strict=True))
     whole = sum(layer_ms) / sum(base.layer_ms) if sum(base.layer_ms) else 1.0
     beyond = max(0.0, base.forward_backward_ms - sum(base.layer_ms)) * whole
-    optimizer = (sum(shards) / sum(base_shards)) * (
+    optimizer = (sum(shards) / sum(base_shards) if sum(base_shards) else 1.0) * (
         other.memory_bandwidth_bytes_per_s / target.memory_bandwidth_bytes_per_s
     )
     activations = tuple(

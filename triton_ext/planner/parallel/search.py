@@ -15,13 +15,19 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from multiprocessing.connection import Connection, wait
 
 from ...errors import PlanningError
+from ...signals import exit_on_sigterm
 from ..cluster import Cluster
 from . import labels
 from .metis import MetisSettings
@@ -32,8 +38,13 @@ from .plan import SCHEDULES, ParallelPlan, Settings
 from .problems import MetisProblem, OurProblem, Prepared, Problem, Space, plan_of
 from .profiles import Profiles
 from .result import CostedPlan, Rejected, SearchResult
+from .space import ordered_devices, ordered_nodes
+from .uniform import Allowed, uniform_plans
 
 _ROUND = 4  # choices that are handled with the same best plan
+_BOUNDED = 16  # choices that are bounded before the time is looked at, unless it ends
+_MANY = 64  # choices, above which there are some plans before all are bounded
+_PREPARED = 256  # choices that a process keeps prepared
 _FIRST = 8  # choices whose plans are looked for before all others are bounded
 _BEAM = 3
 _TRIED = 4  # plans of a beam search, or of a bound, whose cost is computed roughly
@@ -43,6 +54,7 @@ _PRICED = 2  # of these, the first ones, and the best ones by their rough cost, 
 _ROUGH = 1.1  # if they are not more than this beyond the best plan: how far a rough cost may be too high
 _PUBLISHED_SHARE = 0.25  # of the time, for Metis's search before ours under its cost
 _MOST = 300_000  # labels of one number of stages
+_GRACE_S = 60.0  # for a process that is in the middle of something when the time ends
 _ALL = 50_000  # labels of one number of stages, where none is dominated
 
 
@@ -128,7 +140,8 @@ class _Outcome:
     bound_s: float = 0.0  # of the choice; inf: nothing is left below best_s
     plans: list[CostedPlan] = field(default_factory=list)
     rejected: dict[str, int] = field(default_factory=dict)
-    in_time: bool = True
+    complete: bool = True  # else a limit, perhaps that of time, came first
+    timed_out: bool = False
 
 
 class _Worker:
@@ -138,24 +151,25 @@ class _Worker:
         self.settings, self.batch = settings, global_batch
         self.layers, self.devices = profiles.model.layers, len(cluster.devices)
         most = min(self.layers, self.devices, settings.max_stages or self.layers)
+        self.max_stages = most
         within = Space(settings.schedule, most, settings.allow_unused)
         self.problem: Problem
         if settings.cost == "metis":
             self.problem = MetisProblem(profiles, cluster, global_batch, within, settings.metis)
         else:
             self.problem = OurProblem(profiles, cluster, global_batch, within)
-        self._max_stages = most
-        self._prepared: dict[Choice, Prepared | dict[str, int]] = {}
+        self._prepared = lru_cache(_PREPARED)(self.problem.prepare)
 
     def run(self, task: _Task) -> _Outcome:
-        if task.choice not in self._prepared:
-            self._prepared[task.choice] = self.problem.prepare(task.choice)
-        prepared = self._prepared[task.choice]
+        if time.monotonic() > task.deadline_s:
+            return _Outcome(complete=False, timed_out=True)
+        prepared = self._prepared(task.choice)
         if isinstance(prepared, dict):
             return _Outcome(math.inf, rejected=prepared)
-        return {"bound": self._bound, "beam": self._beam, "labels": self._labels, "price": self._price}[task.step](
-            task, prepared
-        )
+        steps = {"bound": self._bound, "beam": self._beam, "labels": self._labels, "price": self._price}
+        outcome = steps[task.step](task, prepared)
+        outcome.timed_out = not outcome.complete and time.monotonic() > task.deadline_s
+        return outcome
 
     def _bound(self, task: _Task, prepared: Prepared) -> _Outcome:
         least_s = self.problem.least_s(prepared)
@@ -175,7 +189,7 @@ class _Worker:
         try:
             found = self._found(task, prepared, prepared.bound)
         except labels.OutOfTime:
-            return _Outcome(in_time=False)
+            return _Outcome(complete=False)
         outcome = self._priced(prepared, found, task.best_s)
         outcome.bound_s = found[0].total_s if found else math.inf
         return outcome
@@ -184,14 +198,14 @@ class _Worker:
         try:
             found = self._found(task, prepared, prepared.bound, dominance=False, most=_ALL)
         except labels.OutOfTime:
-            return _Outcome(in_time=False)
+            return _Outcome(complete=False)
         outcome = _Outcome(math.inf)
         best_s = task.best_s
         for number, candidate in enumerate(found):
             if candidate.total_s >= best_s:
                 break
             if number == task.price_limit or time.monotonic() > task.deadline_s:
-                outcome.bound_s, outcome.in_time = candidate.total_s, False
+                outcome.bound_s, outcome.complete = candidate.total_s, False
                 break
             self._take(outcome, self._plan(prepared, candidate))
             best_s = min([best_s, *(plan.cost.total_ms / 1e3 for plan in outcome.plans[-1:])])
@@ -206,7 +220,7 @@ class _Worker:
         dominance: bool = True,
         most: int = _MOST,
     ) -> list[labels.Found]:
-        limits = labels.Limits(task.best_s, self._max_stages, beam, dominance, task.deadline_s, most)
+        limits = labels.Limits(task.best_s, self.max_stages, beam, dominance, task.deadline_s, most)
         return labels.search(objective, prepared.options, self.devices, self.layers, limits, self.settings.allow_unused)
 
     def _priced(self, prepared: Prepared, found: Sequence[labels.Found], best_s: float) -> _Outcome:
@@ -239,9 +253,17 @@ class _Worker:
 _worker: _Worker | None = None
 
 
-def _start(*arguments: object) -> None:
+def _start(alive: Connection, *arguments: object) -> None:
     global _worker
+    threading.Thread(target=_end_with, args=(alive,), daemon=True).start()
     _worker = _Worker(*arguments)  # type: ignore[arg-type]
+
+
+def _end_with(alive: Connection) -> None:
+    """End this process, whatever it does, when the searching one closes its end of a pipe, or ends."""
+    parent = multiprocessing.parent_process()
+    wait([alive, parent.sentinel] if parent else [alive])
+    os._exit(1)
 
 
 def _run(task: _Task) -> _Outcome:
@@ -269,7 +291,7 @@ class _Search:
         self._plans: dict[ParallelPlan, CostedPlan] = {}
         self._rejected: dict[str, int] = {}
         self._pruned: dict[str, int] = {}
-        self._complete = True
+        self._complete, self._timed_out = True, False
         self._pools: list[ProcessPoolExecutor] = []
 
     @property
@@ -278,35 +300,94 @@ class _Search:
 
     def run(self) -> SearchResult:
         for plan in (*self._settings.seeds, *self._published()):
-            priced = self._local.problem.price(plan)
-            if isinstance(priced, CostedPlan):
-                self._plans[plan] = priced
+            self._price(plan)
+        self._first_uniform()
         with self._workers():
             bounds = self._steps()
-        return self._result(min(bounds.values(), default=math.inf))
+        return self._result(min([*bounds.values(), self._uniform_bound_s()]))
+
+    def _price(self, plan: ParallelPlan) -> None:
+        priced = self._local.problem.price(plan)
+        if isinstance(priced, CostedPlan):
+            self._plans[plan] = priced
+
+    def _uniform(self, settings: Sequence[Settings]) -> Iterator[ParallelPlan]:
+        """Plans as for equal devices (uniform.py), within the limits of the search."""
+        profiles, cluster, batch, given = self._arguments
+        allowed = Allowed(given.schedule, tuple(settings), self._local.problem.degrees, given.cost == "metis")
+        for plan in uniform_plans(cluster, profiles.model.layers, batch, allowed):
+            if len(plan.stages) <= self._local.max_stages:
+                yield plan
+
+    def _first_uniform(self) -> None:
+        """So that there is a plan, however short the time: the first uniform one that can be, with the plainest
+        settings and, while there is time, with others."""
+        for settings in self._settings.plan_settings:
+            for plan in self._uniform([settings]):
+                if self._plans:
+                    return
+                self._price(plan)
+            if time.monotonic() > self._deadline_s:
+                return
+
+    def _uniform_bound_s(self) -> float:
+        """Price the uniform plans that are outside of the space, which may be better: stages of several types with
+        equal shares. Returns a bound of those that are left when time ends; inf if none is."""
+        devices = self._local.problem.cluster.devices
+        bounded = []
+        for number, plan in enumerate(self._uniform(self._settings.plan_settings)):
+            mixed = any(len({devices[device].type for device in stage.devices}) > 1 for stage in plan.stages)
+            if mixed or self._settings.schedule == "interleaved":
+                bounded.append((self._local.problem.bound_s(plan), number, plan))
+        for bound_s, _, plan in sorted(bounded, key=lambda each: each[:2]):
+            if bound_s >= self._best_s:
+                break
+            if time.monotonic() > self._deadline_s:
+                self._complete, self._timed_out = False, True
+                return bound_s
+            self._price(plan)
+        return math.inf
 
     def _published(self) -> tuple[ParallelPlan, ...]:
         """For Metis's cost, the plan of Metis's search: ours is never above it, even where time ends early."""
         if self._settings.cost != "metis":
             return ()
         profiles, cluster, batch, settings = self._arguments
-        given = replace(settings.metis, keep=1, time_limit_s=_PUBLISHED_SHARE * settings.time_limit_s)
-        best = search_published(profiles, cluster, batch, given).best
-        return (best.plan,) if best else ()
+        given = replace(
+            settings.metis,
+            keep=1,
+            time_limit_s=_PUBLISHED_SHARE * settings.time_limit_s,
+            max_stages=min((n for n in (settings.max_stages, settings.metis.max_stages) if n), default=None),
+        )
+        # It takes a cluster's devices in their order: in one that does not depend on a file's.
+        nodes = tuple(cluster.nodes[node] for node in ordered_nodes(cluster))
+        best = search_published(profiles, replace(cluster, nodes=nodes), batch, given).best
+        return (best.plan.renumbered(ordered_devices(cluster)),) if best else ()
 
     @contextmanager
     def _workers(self) -> Iterator[None]:
         """One pool for each process: a choice stays with the process that knows it."""
+        if self._settings.processes == 1:
+            yield
+            return
         context = multiprocessing.get_context("spawn")  # safe with threads and whatever else the caller runs
-        count = self._settings.processes if self._settings.processes > 1 else 0
-        with ExitStack() as stack:
-            for _ in range(count):
-                self._pools.append(stack.enter_context(ProcessPoolExecutor(1, context, _start, self._arguments)))
+        alive, mine = context.Pipe(duplex=False)
+        arguments = (alive, *self._arguments)
+        with exit_on_sigterm():
+            self._pools = [ProcessPoolExecutor(1, context, _start, arguments) for _ in range(self._settings.processes)]
             try:
                 yield
+            except BrokenProcessPool:
+                raise PlanningError(
+                    "a process that searched has ended unexpectedly, perhaps for lack of memory; give fewer processes"
+                ) from None
+            except TimeoutError:
+                raise PlanningError(f"a process that searched did not end {_GRACE_S:g} s after its time") from None
             finally:
+                mine.close()  # ends the processes, whatever they do
                 for pool in self._pools:
                     pool.shutdown(cancel_futures=True)
+                alive.close()
 
     def _outcomes(self, tasks: Sequence[_Task], places: Sequence[int]) -> Iterator[_Outcome]:
         if not self._pools:
@@ -315,17 +396,19 @@ class _Search:
         pools = [self._pools[place % len(self._pools)] for place in places]
         futures = [pool.submit(_run, task) for pool, task in zip(pools, tasks, strict=True)]
         for future in futures:
-            yield future.result()
+            yield future.result(max(0.0, self._deadline_s - time.monotonic()) + _GRACE_S)
 
     def _steps(self) -> dict[Choice, float]:
         everything = choices(self._local.problem.orders, self._batch, self._settings.plan_settings)
         bounds = dict.fromkeys(everything, 0.0)
-        for choice, outcome in self._round("bound", everything, bounds, rounds=len(everything)):
+        self._early(everything, bounds)
+        unknown = [choice for choice in everything if not bounds[choice]]
+        for choice, outcome in self._round("bound", unknown, bounds, rounds=_BOUNDED):
             bounds[choice] = outcome.bound_s
         if self._settings.schedule == "interleaved":  # its layers are not where the bounds have them
             for _ in self._round("beam", everything, bounds):
                 pass
-            self._complete = False
+            self._complete = self._complete and all(map(math.isinf, bounds.values()))
             return bounds
         # Some plans first, without which the bounds would not leave out much; then those of the most promising choices.
         first = [choice for choice, _ in self._round("beam", everything, bounds, most=_FIRST)]
@@ -338,6 +421,21 @@ class _Search:
             for choice, outcome in self._round("price", everything, bounds):
                 bounds[choice] = max(bounds[choice], outcome.bound_s)
         return bounds
+
+    def _early(self, everything: Sequence[Choice], bounds: dict[Choice, float]) -> None:
+        """Where bounds take long, or there is no plan yet: plans of some choices, spread over all of the plainest
+        settings. The first of them even if there is no time."""
+        if len(everything) <= _MANY and self._plans:
+            return
+        plain = [choice for choice in everything if choice.settings == self._settings.plan_settings[0]]
+        some = plain[:: -(-len(plain) // _BOUNDED)]
+        for choice in some[:_ROUND]:
+            if not self._plans:
+                self._take(self._local.run(_Task("beam", choice, math.inf, math.inf)))
+        for choice, outcome in self._round("bound", some, bounds, rounds=_BOUNDED):
+            bounds[choice] = outcome.bound_s
+        for _ in self._round("beam", [choice for choice in some if bounds[choice]], bounds, most=_ROUND):
+            pass
 
     def _round(
         self,
@@ -356,7 +454,7 @@ class _Search:
             self._pruned[step] = self._pruned.get(step, 0) + len(waiting) - len(open_ones)
             now, waiting = open_ones[:rounds], open_ones[rounds:]
             if now and time.monotonic() > self._deadline_s:
-                self._complete = False
+                self._complete, self._timed_out = False, True
                 return
             part = -(-limit // max(1, len(open_ones)))  # each choice may have as many plans priced as the others
             tasks = [_Task(step, choice, self._best_s, self._deadline_s, part) for choice in now]
@@ -370,7 +468,8 @@ class _Search:
 
     def _take(self, outcome: _Outcome) -> None:
         self._plans |= {priced.plan: priced for priced in outcome.plans}
-        self._complete = self._complete and outcome.in_time
+        self._complete = self._complete and outcome.complete
+        self._timed_out = self._timed_out or outcome.timed_out
         for code, count in outcome.rejected.items():
             self._rejected[code] = self._rejected.get(code, 0) + count
 
@@ -379,6 +478,7 @@ class _Search:
         ranked = sorted(self._plans.values(), key=lambda priced: (priced.cost.total_ms, repr(priced.plan)))
         best = tuple(ranked[: self._settings.plans])
         proving = best and self._settings.schedule != "interleaved"
+        complete = self._complete or bool(proving and bound_s >= self._best_s)  # nothing that was left out counts
         return SearchResult(
             algorithm="ours",
             plans=best,
@@ -387,7 +487,8 @@ class _Search:
             pruned={f"choices without {step}": count for step, count in self._pruned.items() if count},
             notes=self._notes(best),
             elapsed_s=time.monotonic() - self._started,
-            complete=self._complete or bool(proving and bound_s >= self._best_s),  # nothing that was left out counts
+            complete=complete,
+            timed_out=self._timed_out and not complete,
             lower_bound_ms=min(bound_s, self._best_s) * 1e3 if proving else None,
         )
 

@@ -1,10 +1,12 @@
 """The plans that our search and its oracle choose from.
 
-- Device types in any order; the devices of a type in the cluster's order.
+- Device types in any order; the devices of a type node by node, in an order that follows from what the nodes are and
+  not from where a file lists them (`ordered_devices`).
 - A stage is a run of consecutive devices in that order, cut into replicas of tp consecutive devices: every replica
   inside one node and of one type.
 - The number of micro-batches is a divisor of the global batch. A stage's replicas share a micro-batch so that the
-  slowest takes least for the whole model, at least one sample each.
+  slowest takes least for the whole model; each has at least one sample, and as many as the smallest profiled
+  micro-batch of its type and degree.
 - Layers are cut anywhere; no stage is empty. All devices are used, unless some may be left out: then any run of them
   between, before or after the stages.
 """
@@ -12,6 +14,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -50,11 +54,34 @@ class Group:
         return len(self.replicas)
 
 
+def ordered_nodes(cluster: Cluster) -> tuple[int, ...]:
+    """The nodes by their device types, then those with more devices first, with faster fabric, with wider links, and
+    by name, whose numbers count as such."""
+    widths: Counter[str] = Counter()
+    for link in cluster.links:
+        for end in (link.source, link.destination):
+            widths[end] += link.bandwidth_bytes_per_s  # type: ignore[assignment]
+
+    def key(index: int) -> tuple[object, ...]:
+        node = cluster.nodes[index]
+        name = [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", node.name)]
+        fabric = (-node.fabric.bandwidth_bytes_per_s, node.fabric.latency_s)
+        return (sorted(set(node.device_types)), -len(node.device_types), *fabric, -widths[node.name], name)
+
+    return tuple(sorted(range(len(cluster.nodes)), key=key))
+
+
+def ordered_devices(cluster: Cluster) -> tuple[int, ...]:
+    """All devices, in the order of their nodes."""
+    return tuple(d.index for node in ordered_nodes(cluster) for d in cluster.devices if d.node == node)
+
+
 def orders(cluster: Cluster) -> list[Order]:
     """All orders of the types that the cluster has devices of."""
+    devices = ordered_devices(cluster)
     types = sorted({device.type for device in cluster.devices})
     return [
-        Order(order, tuple(d.index for name in order for d in cluster.devices if d.type == name))
+        Order(order, tuple(d for name in order for d in devices if cluster.devices[d].type == name))
         for order in itertools.permutations(types)
     ]
 
@@ -101,8 +128,8 @@ class Splits:
 
     def __init__(self, tables: LayerTables) -> None:
         self._tables = tables
-        self._times_s: dict[tuple[str, int], list[float]] = {}
-        self._steps: dict[tuple[tuple[str, ...], int, int], Ints | None] = {}
+        self._times_s: dict[tuple[str, int], tuple[int, list[float]]] = {}
+        self._steps: dict[tuple[tuple[str, ...], int, int], tuple[Ints, Ints] | None] = {}
         self._found: dict[tuple[tuple[tuple[str, int], ...], int, int], Split | str] = {}
 
     def split(self, group: Group, samples: int) -> Split | str:
@@ -116,42 +143,53 @@ class Splits:
         if samples < dp:
             return "samples"
         names = tuple(name for name, _ in counts)
-        owners = self._ordered(names, tp, samples)
-        if owners is None:
+        steps = self._ordered(names, tp, samples)
+        if steps is None:
             return "profile"
-        # Everyone has a sample. Each step gives one more to all replicas of a type, the quickest to finish it first;
-        # the last step is for some of them.
+        # Everyone has the fewest samples that have a profile. Each step gives one more to all replicas of a type, the
+        # quickest to finish it first; the last step is for some of them.
+        least, owners = steps
         numbers = np.array([count for _, count in counts])
-        given = dp + np.cumsum(numbers[owners])
+        start = int(numbers @ least)
+        given = start + np.cumsum(numbers[owners])
         until = int(np.searchsorted(given, samples))
-        if samples > dp and until == len(owners):
+        if samples < start or (samples > start and until == len(owners)):
             return "profile"
-        whole = np.bincount(owners[:until], minlength=len(names)) + 1
+        whole = np.bincount(owners[:until], minlength=len(names)) + least
         rest = samples - int(numbers @ whole)
         shares = {name: [int(share)] * count for (name, count), share in zip(counts, whole, strict=True)}
         for index in range(rest):
             shares[names[owners[until]]][index] += 1
         points = {(name, tp, share) for name, values in shares.items() for share in values}
+        if any(isinstance(self._tables.total_s(point), Gap) for point in points):
+            return "profile"
         return Split(shares, tuple(sorted(points)))
 
-    def _ordered(self, names: tuple[str, ...], tp: int, samples: int) -> Ints | None:
-        """Whose share grows by one, step by step: by the time that the whole model then takes."""
+    def _ordered(self, names: tuple[str, ...], tp: int, samples: int) -> tuple[Ints, Ints] | None:
+        """The fewest samples of each type, and whose share then grows by one, step by step: by the time that the whole
+        model takes with it. None where a type has no profile of so few samples."""
         key = (names, tp, samples)
         if key not in self._steps:
-            times = [self._times(name, tp, samples) for name in names]
+            rows = [self._times(name, tp) for name in names]
+            times = [row[: max(0, samples - least + 1)] for least, row in rows]
             steps = sorted((time_s, owner) for owner, row in enumerate(times) for time_s in row[1:])
-            self._steps[key] = np.array([owner for _, owner in steps], dtype=np.int64) if all(times) else None
+            owners = np.array([owner for _, owner in steps], dtype=np.int64)
+            self._steps[key] = (np.array([least for least, _ in rows]), owners) if all(times) else None
         return self._steps[key]
 
-    def _times(self, name: str, tp: int, samples: int) -> list[float]:
-        """Of all layers with 1, 2, … samples, as far as the profiles reach; never less than with fewer samples."""
-        row = self._times_s.setdefault((name, tp), [])
-        while len(row) < samples:
-            table = self._tables.find((name, tp, len(row) + 1), 1)
-            if isinstance(table, Gap):
-                break
-            row.append(max(float(table.total_s[0, -1]), row[-1] if row else 0.0))
-        return row[:samples]
+    def _times(self, name: str, tp: int) -> tuple[int, list[float]]:
+        """The fewest samples with a profile, and the time of all layers for so many, one more and so on, as far as
+        profiles reach; never less than with fewer samples. What is missing in between takes as long as fewer."""
+        key = (name, tp)
+        if key not in self._times_s:
+            profiles = self._tables.profiles
+            most = max((samples for kind, _, samples in profiles.points if kind == name), default=0)
+            found = ((n, self._tables.total_s((name, tp, n))) for n in range(1, most + 1))
+            there = {n: total_s for n, total_s in found if not isinstance(total_s, Gap)}
+            least = min(there, default=1)
+            filled = (there.get(n, 0.0) for n in range(least, max(there, default=0) + 1))
+            self._times_s[key] = (least, list(itertools.accumulate(filled, max)))
+        return self._times_s[key]
 
 
 def plan(

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from ...errors import PlanningError
 from ..cluster import Cluster
-from .plan import ParallelPlan, Replica, Stage
+from .plan import ParallelPlan, Replica, Settings, Stage
 from .profiles import Profiles
 from .result import CostedPlan
+from .space import divisors, ordered_devices
 
 
 class Evaluator(Protocol):
-    """Of plans on clusters. Both raise PlanningError for a plan that cannot be."""
+    """Of plans on clusters. `cost` and `bound_ms` raise PlanningError for a plan that cannot be."""
+
+    @property
+    def allowed(self) -> Allowed:
+        """What its plans may be."""
 
     def cost(self, plan: ParallelPlan, cluster: Cluster) -> CostedPlan: ...
 
@@ -24,21 +31,41 @@ class Evaluator(Protocol):
         """The plan costs no less; quicker to tell than its cost."""
 
 
-def uniform_plans(cluster: Cluster, layers: int, global_batch: int) -> Iterator[ParallelPlan]:
+@dataclass(frozen=True)
+class Allowed:
+    """What plans may be: their schedule and settings (alternatives), tensor-parallel degrees (None: any), and whether
+    a replica may lie in several nodes or have several types (`anywhere`)."""
+
+    schedule: str = "1f1b"
+    settings: tuple[Settings, ...] = (Settings(),)
+    degrees: tuple[int, ...] | None = None
+    anywhere: bool = False
+
+
+def uniform_plans(
+    cluster: Cluster, layers: int, global_batch: int, allowed: Allowed | None = None
+) -> Iterator[ParallelPlan]:
     """Every plan with one data- and one tensor-parallel degree, as many layers in each stage (the first ones have one
-    more where they do not divide), equal shares, and all devices in the cluster's order."""
-    devices = len(cluster.devices)
-    for stages in _divisors(devices):
-        for tp in _divisors(devices // stages) if stages <= layers else ():
-            dp = devices // stages // tp
-            for samples in _divisors(global_batch):  # of a micro-batch
+    more where they do not divide), equal shares, and all devices in `space.ordered_devices`."""
+    allowed = allowed or Allowed()
+    devices = ordered_devices(cluster)
+    places = [(cluster.devices[device].node, cluster.devices[device].type) for device in devices]
+    for settings, stages in itertools.product(allowed.settings, divisors(len(devices))):
+        for tp in divisors(len(devices) // stages) if stages <= layers else ():
+            if allowed.degrees is not None and tp not in allowed.degrees:
+                continue
+            if not allowed.anywhere and any(len(set(places[i : i + tp])) > 1 for i in range(0, len(devices), tp)):
+                continue
+            dp = len(devices) // stages // tp
+            for samples in divisors(global_batch):  # of a micro-batch
                 if samples % dp == 0:
-                    yield _plan(stages, dp, tp, layers, samples, global_batch)
+                    made = _stages(devices, stages, dp, tp, layers, samples)
+                    yield ParallelPlan(made, global_batch // samples, global_batch, allowed.schedule, settings)
 
 
 def best_uniform(profiles: Profiles, cluster: Cluster, global_batch: int, evaluator: Evaluator) -> CostedPlan | None:
     """The cheapest uniform plan; None where none is feasible."""
-    plans = uniform_plans(cluster, profiles.model.layers, global_batch)
+    plans = uniform_plans(cluster, profiles.model.layers, global_batch, evaluator.allowed)
     return _best(_bounded(plans, cluster, evaluator), cluster, evaluator)
 
 
@@ -50,7 +77,7 @@ def best_as_if_slowest(
     The slowest type is the one for which the least bound of a plan is the highest. None where a cluster of that type
     alone, or the real one, cannot run the plan.
     """
-    plans = list(uniform_plans(cluster, profiles.model.layers, global_batch))
+    plans = list(uniform_plans(cluster, profiles.model.layers, global_batch, evaluator.allowed))
     equal = []
     for name in sorted({device.type for device in cluster.devices}):
         nodes = [dataclasses.replace(node, device_types=(name,) * len(node.device_types)) for node in cluster.nodes]
@@ -84,18 +111,14 @@ def _best(bounded: _Bounded, cluster: Cluster, evaluator: Evaluator) -> CostedPl
     return best
 
 
-def _plan(stages: int, dp: int, tp: int, layers: int, samples: int, global_batch: int) -> ParallelPlan:
-    made, begin, device = [], 0, 0
+def _stages(devices: Sequence[int], stages: int, dp: int, tp: int, layers: int, samples: int) -> tuple[Stage, ...]:
+    made, begin, first = [], 0, 0
     for number in range(stages):
         replicas = []
         for _ in range(dp):
-            replicas.append(Replica(tuple(range(device, device + tp)), samples // dp))
-            device += tp
+            replicas.append(Replica(tuple(devices[first : first + tp]), samples // dp))
+            first += tp
         end = begin + layers // stages + (number < layers % stages)
         made.append(Stage(begin, end, tuple(replicas)))
         begin = end
-    return ParallelPlan(tuple(made), global_batch // samples, global_batch)
-
-
-def _divisors(number: int) -> list[int]:
-    return [candidate for candidate in range(1, number + 1) if number % candidate == 0]
+    return tuple(made)

@@ -3,8 +3,8 @@
 result = metis.search(profiles, cluster, global_batch=256)
 """
 
-from .cost import evaluate
+from .cost import evaluate, evaluate_with_memory
 from .search import search
 from .settings import MetisSettings
 
-__all__ = ["MetisSettings", "evaluate", "search"]
+__all__ = ["MetisSettings", "evaluate", "evaluate_with_memory", "search"]

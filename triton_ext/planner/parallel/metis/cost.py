@@ -17,6 +17,8 @@ device types; a tensor-parallel group of several types by its slowest; bytes and
 
 from __future__ import annotations
 
+from functools import cache
+
 from ....errors import PlanningError
 from ...cluster import Cluster
 from ..lookup import Lookup
@@ -36,9 +38,17 @@ def evaluate(
     Raises PlanningError for a profile point that is neither there nor between others, for a plan of other layers than
     the model's, and for devices that the cluster has not.
     """
+    return evaluate_with_memory(plan, profiles, cluster, settings)[0]
+
+
+def evaluate_with_memory(
+    plan: ParallelPlan, profiles: Profiles, cluster: Cluster, settings: MetisSettings | None = None
+) -> tuple[CostedPlan, dict[int, int]]:
+    """As `evaluate`, with the bytes that each device needs."""
     settings = settings or MetisSettings()
     lookup = Lookup(profiles, cluster, settings.model_missing)
-    return Evaluator(Stages(lookup, settings.uneven_splits), cluster, profiles, settings).cost(plan)
+    evaluator = Evaluator(Stages(lookup, settings.uneven_splits), cluster, profiles, settings)
+    return evaluator.cost(plan), evaluator.memory_bytes(plan)
 
 
 class Evaluator:
@@ -78,7 +88,7 @@ class Evaluator:
             plan,
             cost,
             tuple(times),
-            tuple(self._memory_bytes(plan, index, stage_cost) for index, stage_cost in enumerate(costs)),
+            tuple(max(self._memory_bytes(plan, index).values()) for index in range(len(costs))),
             modelled=_named(sources["modelled"]),
             interpolated=_named(sources["interpolated"]),
         )
@@ -111,16 +121,27 @@ class Evaluator:
         size = sum(self._model.parameter_bytes[stage.begin : stage.end]) / stage.tp
         return 2 * (stage.dp - 1) / stage.dp * size / self._bandwidths.data_parallel(stage.devices, stage.tp)
 
-    def _memory_bytes(self, plan: ParallelPlan, index: int, cost: StageCost) -> int:
+    def memory_bytes(self, plan: ParallelPlan) -> dict[int, int]:
+        """What each device of a plan with a cost needs; 0 for one without samples."""
+        needs: dict[int, int] = {}
+        for index in range(len(plan.stages)):
+            needs |= self._memory_bytes(plan, index)
+        return needs
+
+    def _memory_bytes(self, plan: ParallelPlan, index: int) -> dict[int, int]:
         stage = plan.stages[index]
         flying = in_flight(plan.microbatches, len(plan.stages), index)
 
-        def need(row: Row) -> int:
-            point = self._stages.point(row)
+        @cache
+        def need(device_type: str, samples: int) -> int:
+            if not samples:
+                return 0
+            point = self._stages.point(Row(device_type, stage.tp, samples, False))
             further = sum(point.activation_memory_bytes[stage.begin : stage.end])
             return sum(point.memory_bytes[stage.begin : stage.end]) + (flying - 1) * further
 
-        return max(map(need, cost.rows))
+        types = self._cluster.devices
+        return {d: need(types[d].type, replica.samples) for replica in stage.replicas for d in replica.devices}
 
 
 def in_flight(batches: int, stages: int, index: int) -> int:

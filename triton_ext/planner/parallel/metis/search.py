@@ -158,6 +158,7 @@ class _Search:
             notes=(*self._notes, *self._point_notes(found)),
             elapsed_s=time.perf_counter() - self._started,
             complete=complete,
+            timed_out=not complete,
         )
 
     def _late(self) -> bool:

@@ -79,7 +79,7 @@ class Stages:
         return StageCost(
             tuple(rows),
             tuple(shares),
-            max(point.forward_backward_ms - sum(point.layer_ms) for point in points),
+            max(0.0, *(point.forward_backward_ms - sum(point.layer_ms) for point in points)),
             max(point.optimizer_ms for point in points),
             max(point.batch_generator_ms for point in points),
         )
