@@ -200,6 +200,16 @@ def test_many_types_have_a_plan_in_time():
     assert sum(after_s > 0.5 for after_s in told) <= 1
 
 
+def test_with_many_choices_a_short_search_is_no_worse_than_equal_planning():
+    """What it has before any choice is bounded."""
+    cluster = presets.cluster({"A100-40": 8, "V100-16": 8})
+    given = SearchSettings(time_limit_s=60, plan_settings=Options(allowed=tuple(planning.ALLOWED)).plan_settings())
+    running = searching._Search(EXAMPLE, cluster, 64, given, lambda _: None)
+    running._first_uniform(many=True)
+    best = uniform.best_uniform(EXAMPLE, cluster, 64, planning.evaluator(EXAMPLE, Options()))
+    assert running._best_s * 1e3 <= best.cost.total_ms * (1 + 1e-9)
+
+
 def test_metis_limits_its_stages_where_our_search_does():
     cluster, some = presets.cluster({"A100-40": 4}), points(("A100-40", 1, 1), ("A100-40", 1, 4))
     found = search(some, cluster, 8, SearchSettings(cost="metis", max_stages=1))

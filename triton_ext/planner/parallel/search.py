@@ -52,6 +52,7 @@ _TRIED_INTERLEAVED = 30  # the same, where their order says little
 _NEAR = 1.1  # times what the first of them takes, by the search's own estimate
 _PRICED = 2  # of these, the first ones, and the best ones by their rough cost, are priced
 _ROUGH = 1.1  # if they are not more than this beyond the best plan: how far a rough cost may be too high
+_EARLY_SHARE = 0.25  # of the time, for uniform plans where there are many choices
 _PUBLISHED_SHARE = 0.25  # of the time, for Metis's search before ours under its cost
 _MOST = 300_000  # labels of one number of stages
 _GRACE_S = 60.0  # for a process that is in the middle of something when the time ends
@@ -301,9 +302,10 @@ class _Search:
     def run(self) -> SearchResult:
         for plan in (*self._settings.seeds, *self._published()):
             self._price(plan)
-        self._first_uniform()
+        everything = choices(self._local.problem.orders, self._batch, self._settings.plan_settings)
+        self._first_uniform(many=len(everything) > _MANY)
         with self._workers():
-            bounds = self._steps()
+            bounds = self._steps(everything)
         return self._result(min([*bounds.values(), self._uniform_bound_s()]))
 
     def _price(self, plan: ParallelPlan) -> None:
@@ -319,15 +321,20 @@ class _Search:
             if len(plan.stages) <= self._local.max_stages:
                 yield plan
 
-    def _first_uniform(self) -> None:
-        """So that there is a plan, however short the time: the first uniform one that can be, with the plainest
-        settings and, while there is time, with others."""
+    def _first_uniform(self, many: bool) -> None:
+        """So that there is a plan, however short the time: the first uniform one that can be, by its bound, with the
+        plainest settings that have one. Where there are many choices, the best one, if a part of the time suffices."""
+        until_s = self._started + _EARLY_SHARE * self._settings.time_limit_s
         for settings in self._settings.plan_settings:
-            for plan in self._uniform([settings]):
-                if self._plans:
-                    return
+            bounded = [
+                (self._local.problem.bound_s(plan), number, plan)
+                for number, plan in enumerate(self._uniform([settings]))
+            ]
+            for bound_s, _, plan in sorted(bounded, key=lambda each: each[:2]):
+                if self._plans and (not many or bound_s >= self._best_s or time.monotonic() > until_s):
+                    break
                 self._price(plan)
-            if time.monotonic() > self._deadline_s:
+            if (self._plans and not many) or time.monotonic() > until_s:
                 return
 
     def _uniform_bound_s(self) -> float:
@@ -398,8 +405,7 @@ class _Search:
         for future in futures:
             yield future.result(max(0.0, self._deadline_s - time.monotonic()) + _GRACE_S)
 
-    def _steps(self) -> dict[Choice, float]:
-        everything = choices(self._local.problem.orders, self._batch, self._settings.plan_settings)
+    def _steps(self, everything: Sequence[Choice]) -> dict[Choice, float]:
         bounds = dict.fromkeys(everything, 0.0)
         self._early(everything, bounds)
         unknown = [choice for choice in everything if not bounds[choice]]
