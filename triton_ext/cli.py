@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from . import terminal
+from . import outputs, terminal
 from .errors import TritonExtError
 from .planner.jobs.command import priorities
 from .planner.parallel.command import plan
@@ -146,10 +146,12 @@ def trace(
     from . import timeline
 
     try:
+        if png:
+            outputs.check_file(png, "the picture")
         ranks = timeline.load(directory)
         terminal.console(120).print(timeline.table(ranks))
         if json:
-            json.write_text(timeline.chrome(ranks))
+            outputs.write(json, timeline.chrome(ranks), "the trace")
         if png:
             timeline.draw(ranks, launch, png)
     except TritonExtError as error:

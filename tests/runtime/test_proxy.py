@@ -1,30 +1,36 @@
-"""The proxy notices what nobody rings for, holds what is under way and no longer, and gets along with finalizers."""
+"""The thread that moves what plans send to other hosts: when it wakes, what it holds, and how it ends."""
 
 import contextlib
+import ctypes
 import fcntl
 import gc
 import os
+import platform
+import re
+import threading
 import time
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from triton import knobs
 
 import triton_ext as tx
 from collectives import assert_close, inputs, launch
-from triton_ext.runtime import connection, groups, proxy
+from triton_ext.runtime import connection, groups, proxy, scheduling
 
 
 @pytest.fixture
 def late_rank():
-    """Behind the proxy's own hook: rank 1's launches wait for a core before their kernel begins."""
+    """Rank 1's launches wait for a core before their kernel begins."""
 
     def wait(_metadata):
         if groups.virtual_rank().rank == 1:
             time.sleep(0.05)
 
-    proxy.proxy()
     knobs.runtime.launch_enter_hook.add(wait)
     yield
     knobs.runtime.launch_enter_hook.remove(wait)
@@ -66,10 +72,60 @@ def test_a_connection_that_is_closed_while_a_rank_waits_for_its_end(monkeypatch)
     tx.testing.World(2, hosts=[0, 1]).run(rank_main)
 
 
+@triton.jit
+def fill(out):
+    tl.store(out, 1.0)
+
+
+def test_the_proxy_sleeps_while_kernels_run_that_are_none_of_its():
+    tensors, measured = inputs(2, (4, 4), torch.float32), threading.Event()
+
+    def wakes():
+        status = Path(f"/proc/self/task/{proxy.proxy()._thread.native_id}/status").read_text()
+        return int(re.search(r"^voluntary_ctxt_switches:\s*(\d+)", status, re.MULTILINE)[1])
+
+    def rank_main(rank):
+        launch(tx.all_to_all((4, 4), torch.float32), tensors[rank])
+        if rank:
+            assert measured.wait(30)
+            return None
+        before, deadline = -1, time.monotonic() + 40
+        while before != wakes():  # the run's last messages, and plans of other tests that end
+            assert time.monotonic() < deadline
+            before = wakes()
+            time.sleep(0.05)
+        for _ in range(100):
+            fill[(1,)](tensors[0])
+        time.sleep(0.05)
+        measured.set()
+        return wakes() - before
+
+    assert tx.testing.World(2, hosts=[0, 1]).run(rank_main)[0] == 0
+
+
+def test_it_asks_to_run_soon():
+    """Of its own slices, the kernel says so from 6.12 on."""
+    if (
+        tuple(map(int, platform.release().split(".")[:2])) < (6, 12)
+        or platform.machine() not in scheduling._SCHED_SETATTR
+    ):
+        pytest.skip("the kernel has no time slices of a thread")
+    attributes = ctypes.create_string_buffer(scheduling._ATTRIBUTES.size)
+    thread = proxy.proxy()._thread.native_id
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        assert (
+            ctypes.CDLL(None).syscall(scheduling._SCHED_SETATTR[platform.machine()] + 1, thread, attributes, 48, 0) == 0
+        )
+        if scheduling._ATTRIBUTES.unpack(attributes.raw)[5] == scheduling._SLICE_NS:
+            return
+    raise AssertionError(scheduling._ATTRIBUTES.unpack(attributes.raw))
+
+
 class Stub:
     """A traffic without connections; what is not given does nothing."""
 
-    announces = has_followers = False
+    has_followers = False
     is_whole = is_sent = True
 
     def __init__(self, pump=lambda: None):
@@ -77,7 +133,6 @@ class Stub:
 
     def pump(self):
         self._pump()
-        return False
 
     def leave(self):
         self.calls.append("leave")

@@ -19,8 +19,11 @@ def run(kernel: Kernel) -> None:
         table, ticket = tensor(op.get_operand(0)), tensor(op.get_result(0))
         kernel.after(op)
         if collectives.get(plan) != "all_reduce":  # whose end means that every rank has read what it was sent
-            calls = plan in specs and specs[plan].calls_nvshmem
-            kernel.call((shipping if calls else protocol).announce_ready, table, ticket)
+            spec = specs.get(plan)
+            announces = shipping if spec and spec.calls_nvshmem else protocol
+            kernel.call(announces.announce_ready, table, ticket)
+            if spec and spec.transport == dialect.PROXY:
+                kernel.call(shipping.ring, table, ticket)
         if plan in with_tiles:
             kernel.call(protocol.check_grid, table, ticket, block_shape(specs[plan]))
 

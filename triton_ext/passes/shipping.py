@@ -23,6 +23,7 @@ from .protocol import (
     _inside,
     _is_live,
     _is_own,
+    _look,
     _nth,
     _overlap,
     _owned,
@@ -47,6 +48,19 @@ def announce_ready(table, ticket):
                 tl.atomic_add(_counter(table, peer, abi.READY), 1, sem="release", scope="sys")
             else:
                 nvshmem.add_signal(_transfer_word(table, peer, abi.READY_THERE), tl.full([], 1, tl.int64), pe)
+
+
+@triton.jit
+def ring(table, ticket):
+    """Behind announce_ready, where a thread of the host tells: wake it. A CPU does that for programs that end or wait,
+    so this one waits until it was done.
+    """
+    if ticket == 0:
+        bell = tl.load(table + abi.BELL).to(tl.pointer_type(tl.int64))
+        tl.atomic_xchg(bell, 1, sem="release", scope="sys")
+        rings = tl.full([], True, tl.int1)
+        while rings:
+            rings = _look(bell) != 0
 
 
 @triton.jit

@@ -48,7 +48,7 @@ def ship(
     traffic: Traffic
     if placement.gateways[me] != me:
         own = [outgoing(flow, [me]) for flow in flows if me in flow.sources]
-        traffic = Follower(me, placement, sockets, own, members[me], announces)
+        traffic = Follower(me, placement, sockets, own, members[me])
     else:
         traffic = Shipment(
             me,

@@ -9,14 +9,10 @@ import select
 import threading
 import time
 
-from triton import knobs
-
 from ..backends.cpu.pool import native_code
+from . import scheduling
 from .shipment import Traffic
 
-# Programs ring when they have completed a slice. They do not when a run begins: that is looked for behind a launch,
-# often at first, then ever more rarely, since the thread that launches may have to wait for a core.
-_LOOK_S, _LOOK_AGAIN_S, _LOOK_GROWTH, _LONGEST_LOOK_S = 2e-4, 5e-3, 1.2, 5.0
 _BUSY_S = 1e-3  # how often what is to end is looked at
 _STOP_S = 5.0
 _CLOSING_S = 1.0  # for a peer to end its side, too
@@ -36,14 +32,8 @@ class Proxy:
         self._closing: dict[Traffic, float] = {}
         self._dropped: collections.deque[tuple[Traffic, float]] = collections.deque()  # not of the lock's: see drop()
         self._ends = False
-        self._look_s = _LONGEST_LOOK_S  # until the next look for a run that begins; at the longest, there is none
         self._thread = threading.Thread(target=self._run, name="triton_ext proxy", daemon=True)
         self._thread.start()
-        knobs.runtime.launch_enter_hook.add(self._launched)
-
-    def _launched(self, _metadata: object) -> None:
-        self._look_s = _LOOK_S
-        self.wake()
 
     def wake(self) -> None:
         os.eventfd_write(self._bell, 1)
@@ -96,11 +86,9 @@ class Proxy:
         self._ends = True
         self.wake()
         self._thread.join(_STOP_S)
-        knobs.runtime.launch_enter_hook.remove(self._launched)
 
     def disown(self) -> None:
         """In a forked child: the thread, the bell and the connections are the parent's."""
-        knobs.runtime.launch_enter_hook.remove(self._launched)
         native_code().wake_by_bell(-1)
         self._epoll.close()
         os.close(self._bell)
@@ -109,6 +97,7 @@ class Proxy:
                 connection.socket.close()  # or peers would not see the parent end, nor its epoll that it closed them
 
     def _run(self) -> None:
+        scheduling.preempt_at_wakeup()
         while not self._ends:
             with self._lock:
                 self._take_dropped()
@@ -116,9 +105,6 @@ class Proxy:
                 self._end_sent()
                 self._watch_blocked()
                 pause_s = self._pause_s()
-            if pause_s == _LOOK_S:  # shorter than epoll can wait
-                time.sleep(_LOOK_S)
-                pause_s = 0
             ready = {place for place, _ in self._epoll.poll(pause_s)}
             if self._bell in ready:
                 with contextlib.suppress(BlockingIOError):
@@ -138,9 +124,8 @@ class Proxy:
 
     def _pump(self) -> None:
         for traffic in self._traffics:
-            if traffic not in self._closing and traffic.pump():
-                # Another rank of this process may have launched, too: do not stop looking.
-                self._look_s = max(self._look_s, _LOOK_AGAIN_S)
+            if traffic not in self._closing:
+                traffic.pump()
 
     def _end_sent(self) -> None:
         now = time.monotonic()
@@ -166,10 +151,6 @@ class Proxy:
         followed = [each.has_followers for each in self._retiring]
         if not all(followed):
             return _BUSY_S
-        if self._look_s < _LONGEST_LOOK_S and any(each.announces for each in self._traffics):
-            pause_s = self._look_s if self._look_s > _BUSY_S else _LOOK_S
-            self._look_s *= _LOOK_GROWTH
-            return min(pause_s, _CLOSING_S)
         return _CLOSING_S if self._closing else None
 
     def _receive(self, ready: set[int]) -> None:

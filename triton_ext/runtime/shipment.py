@@ -7,6 +7,7 @@ A `Shipment` moves the slices of the ranks whose gateway it is on; the others ha
 
 from __future__ import annotations
 
+import itertools
 import socket
 import time
 from abc import ABC, abstractmethod
@@ -55,15 +56,18 @@ class Outgoing:
 
     def ready(self) -> list[tuple[int, int]]:
         """Ranges of slices that are complete and not queued, which are queued by this."""
-        complete = ~self.queued
-        for box in self.boxes:
-            complete &= box.counters >= self.run * self.needs
-        if not complete.any():
+        needs = self.run * self.needs
+        complete = self.boxes[0].counters >= needs
+        for box in self.boxes[1:]:
+            complete &= box.counters >= needs
+        fresh = np.flatnonzero(complete > self.queued).tolist()
+        if not fresh:
             return []
         native_code().fence()  # what the counters count is read after them
         self.queued |= complete
-        edges = np.flatnonzero(np.diff(complete, prepend=False, append=False)).tolist()
-        return list(zip(edges[::2], edges[1::2], strict=True))
+        breaks = [place for place in range(1, len(fresh)) if fresh[place] > fresh[place - 1] + 1]
+        bounds = itertools.pairwise([0, *breaks, len(fresh)])
+        return [(fresh[begin], fresh[end - 1] + 1) for begin, end in bounds]
 
     def body(self, first: int, end: int) -> memoryview:
         """What travels of slices. A sum stays valid until all sources have begun another run."""
@@ -167,15 +171,18 @@ class _Traffic(ABC):
     """What shipments and followers share: connections that end. All is called under the proxy's
     lock; any thread may read `lost`."""
 
-    def __init__(self, sockets: dict[int, socket.socket], announces: bool) -> None:
+    def __init__(self, sockets: dict[int, socket.socket]) -> None:
         self.connections = {peer: Connection(peer, sock) for peer, sock in sockets.items()}
-        self.announces = announces  #: whether slices for a rank wait for its word that it has begun
         self.is_whole = True  #: False if it ended before all that it had was sent
         self.lost: dict[int, str] = {}  #: ranks of other hosts that send nothing more, and why
 
     def receive(self, connection: Connection) -> None:
         """Take what has arrived."""
         self._guarded(connection, lambda: connection.receive(self))
+
+    def _send(self, connection: Connection) -> None:
+        if connection.waiting:
+            self._guarded(connection, connection.send)
 
     def place(self, connection: Connection, message: Message) -> memoryview:
         """Of a message that is not about a flow."""
@@ -222,7 +229,8 @@ class _Traffic(ABC):
 class Shipment(_Traffic):
     """The traffic of the ranks that a gateway serves: itself, and the followers that it has connections with.
 
-    outgoing, incoming: by the number of the flow. members: by rank.
+    outgoing, incoming: by the number of the flow. members: by rank. announces: whether slices for a rank wait for its
+    word that it has begun.
     """
 
     def __init__(
@@ -235,11 +243,12 @@ class Shipment(_Traffic):
         members: dict[int, Member],
         announces: bool,
     ) -> None:
-        super().__init__(sockets, announces)
+        super().__init__(sockets)
         self.rank = rank
         self.outgoing = outgoing
         self.incoming = incoming
         self.members = members
+        self._announces = announces
         self._behind = {
             peer: [other for other in placement.served(peer) if other not in members]
             for peer in sockets
@@ -256,29 +265,25 @@ class Shipment(_Traffic):
     def has_followers(self) -> bool:
         return any(peer in self.members for peer in list(self.connections))
 
-    def pump(self) -> bool:
-        """Queue what programs have completed since, and send. True if a run has begun."""
-        begins = False
+    def pump(self) -> None:
+        """Queue what programs have completed since, and send."""
         for peer, connection in list(self.connections.items()):
             if peer in self._behind:
-                begins |= self._announce(peer, connection)
+                self._announce(peer, connection)
+            self._send(connection)
+            if peer in self._behind and not connection.waiting:  # else it takes no more: later, together
                 for number, each in self._outgoing[peer]:
                     self._queue_ready(connection, number, each)
-            if connection.waiting:
-                self._guarded(connection, connection.send)
-        return begins
+                self._send(connection)
 
-    def _announce(self, peer: int, connection: Connection) -> bool:
-        begins = False
+    def _announce(self, peer: int, connection: Connection) -> None:
         for rank, member in self.members.items():
             if (run := int(member.announced[peer])) > self._said[rank, peer]:
                 self._said[rank, peer] = run
                 connection.queue(Message(READY, run, rank))
-                begins = True
-        return begins
 
     def _queue_ready(self, connection: Connection, number: int, each: Outgoing) -> None:
-        if self.announces and any(self._begun[rank] < each.run for rank in each.flow.destinations):
+        if self._announces and any(self._begun[rank] < each.run for rank in each.flow.destinations):
             return
         for first, end in each.ready():
             body = each.body(first, end)
@@ -336,7 +341,7 @@ class Shipment(_Traffic):
         for peer in peers:
             if connection := self.connections.get(peer):
                 connection.queue(Message(LOST, first=rank), reason.encode()[:_TEXT_BYTES])
-                self._guarded(connection, connection.send)
+                self._send(connection)
 
     @property
     def is_sent(self) -> bool:
@@ -364,30 +369,25 @@ class Follower(_Traffic):
         sockets: dict[int, socket.socket],
         flows: list[Outgoing],
         member: Member,
-        announces: bool,
     ) -> None:
-        super().__init__(sockets, announces)
+        super().__init__(sockets)
         self._rank = rank
         self._far = placement.far(rank)
         self._flows = flows
         self._member = member
         self._rung = 0
-        self._begun = 0
 
     has_followers = False
 
-    def pump(self) -> bool:
-        """Ring if there is something new. True if a run has begun."""
+    def pump(self) -> None:
+        """Ring if there is something new."""
         begun = int(self._member.announced[self._far[0]])
-        begins, self._begun = begun > self._begun, begun
         stored = sum(int(each.boxes[0].counters.sum()) for each in self._flows) + begun
         for connection in list(self.connections.values()):
             if stored != self._rung:
                 connection.queue(Message(RING))
-            if connection.waiting:
-                self._guarded(connection, connection.send)
+            self._send(connection)
         self._rung = stored
-        return begins
 
     def arrived(self, connection: Connection, message: Message) -> None:
         if message.about == BYE:

@@ -58,6 +58,7 @@ class Trace:
         self.end()
         taken, capacity = int(self._buffer[1]), int(self._buffer[0])
         programs = self._buffer[2:].reshape(-1, _RECORD_WORDS)[: min(taken, capacity)]
+        programs = programs[programs[:, 5] != pool.native_code().bell]  # only how the proxy is woken
         is_wait = programs[:, 5] != 0
         end_ns = time.monotonic_ns()  # of a launch that raised an error
         with self._lock:

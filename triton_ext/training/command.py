@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,11 +10,13 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
+from .. import outputs
 from ..errors import PlanningError
 from ..planner import cluster_file
-from ..planner.parallel import plan_file, profile_files
+from ..planner.parallel import plan_file, planning, profile_files
 from ..planner.parallel.cost import estimate
 from ..planner.parallel.pipeline import simulate
+from . import profile_reports
 
 if TYPE_CHECKING:
     from ..planner.cluster import Cluster
@@ -64,9 +65,12 @@ def profile(
         device or ("cuda" if torch.cuda.is_available() else "cpu"),
     )
     name = device_type or profiling.default_device_type(task)
+    profiling.check_output(output, name)
     with Progress(SpinnerColumn(), TextColumn("{task.description}"), console=console, transient=True) as progress:
         bar = progress.add_task("starting")
-        profiles, report = profiling.profile(task, name, timeout_s, lambda line: progress.update(bar, description=line))
+        profiles, report = profiling.profile(
+            task, name, timeout_s, lambda line: progress.update(bar, description=line), output
+        )
     paths = profiling.write(profiles, report, output)
     table = Table(title=f"{profiles.model.name} on {name}", title_justify="left")
     for heading in (
@@ -118,7 +122,7 @@ def run(
     from . import launch, quota
 
     file = plan_file.load(plan)
-    location, recorded = _recorded_model(profiles)
+    location, recorded = _recorded_model(profiles, file.inputs.options.get("model"))
     given = name_values(arguments)
     if recorded is not None and given and given != recorded:
         raise PlanningError(f"the profiles are of {location} with {recorded}, not with {given}")
@@ -160,6 +164,7 @@ def run(
 def cpu_cluster(cpu_quotas: str, output: Path, timeout_s: float, console: Console) -> None:
     from . import links
 
+    outputs.check_file(output, "the cluster")
     cluster = links.measure(numbers(cpu_quotas, "the quotas", float), timeout_s)
     cluster_file.dump(cluster, output)
     table = Table(title=f"{len(cluster.nodes)} devices on this machine", title_justify="left")
@@ -182,7 +187,7 @@ def export(plan: Path, to: str, output: Path | None, console: Console) -> None:
     if output is None:
         console.print(text, end="", markup=False, highlight=False, soft_wrap=True)
     else:
-        output.write_text(text)
+        outputs.write(output, text, "the plan")
         console.print(f"{output}: {len(text.splitlines())} lines", highlight=False)
 
 
@@ -194,19 +199,27 @@ def _predicted(
     simulator, model = "simulation", "the cost model"
     if profiles is None or cluster is None:
         return {simulator: file.simulated_ms, model: file.cost_ms}
-    points, _ = profile_files.read(profiles)
-    now = plan_file.inputs(points, cluster, file.plan.global_batch, file.inputs.options)
+    options = file.inputs.options
+    name, size = options.get("model"), options.get("activation_bytes")
+    points, _ = profile_files.read(
+        profiles, name if isinstance(name, str) else None, size if isinstance(size, int) else None
+    )
+    now = plan_file.inputs(points, cluster, file.plan.global_batch, options)
     for change in file.inputs.changes(now):
         console.print(f"the plan was made from other inputs: {change}", highlight=False)
+    points = planning.completed(file.plan, points, cluster, bool(options.get("model_missing")))
     return {
         simulator: simulate(file.plan, cluster, points).step_time_s * 1e3,
         model: estimate(file.plan, cluster, points).step_time_s * 1e3,
     }
 
 
-def _recorded_model(profiles: Path | None) -> tuple[str | None, dict[str, Any] | None]:
-    """The model that profiles were measured with, and its arguments, where they say."""
-    for path in sorted(profiles.glob("profile.*.json")) if profiles else []:
-        report = json.loads(path.read_text())
+def _recorded_model(profiles: Path | None, name: object) -> tuple[str | None, dict[str, Any] | None]:
+    """The model that profiles were measured with, and its arguments, where they say. name: of the model's own folder
+    among several."""
+    if profiles is None:
+        return None, None
+    folder = profiles / name if isinstance(name, str) and (profiles / name).is_dir() else profiles
+    for report in profile_reports.load(folder).values():
         return report["model"], report["arguments"]
     return None, None

@@ -23,6 +23,7 @@ from ..planner.parallel.plan import ParallelPlan
 from . import layout, quota
 
 _LISTED_LINES = 25  # of the ranks' output, where a run failed
+_MOST_TIMEOUT_S = 1e8
 _GRACE_S = 5.0  # in which ranks end by themselves after the time is up, each with its own alarm
 
 
@@ -81,6 +82,7 @@ def run(job: Job, timeout_s: float = 300.0, report: Callable[[str], None] | None
     PlanningError for plans that cannot be executed, for ranks that fail, with the end of their output, and after
     `timeout_s`.
     """
+    check_timeout(timeout_s)
     if not job.plans:
         raise PlanningError("no plan to run; give at least one")
     for plan in job.plans:
@@ -107,6 +109,12 @@ def run(job: Job, timeout_s: float = 300.0, report: Callable[[str], None] | None
 
 def _tuples(result: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
     return {name: tuple(result[name]) for name in ("steps_s", "losses")}
+
+
+def check_timeout(timeout_s: float) -> None:
+    """PlanningError unless it can be waited for: ranks end by an alarm, which 0 would turn off."""
+    if not 0 < timeout_s <= _MOST_TIMEOUT_S:
+        raise PlanningError(f"a timeout of {timeout_s:g} s; give more than 0 and at most {_MOST_TIMEOUT_S:g}")
 
 
 def torchrun(

@@ -35,6 +35,7 @@ def measure(quotas: Sequence[float], timeout_s: float = 120.0) -> Cluster:
 
     A device's peak is its float32 throughput. Raises PlanningError for quotas that cannot be, and if a rank fails.
     """
+    launch.check_timeout(timeout_s)
     with tempfile.TemporaryDirectory(prefix="triton-ext-links-") as name, quota.quotas(quotas) as limits:
         folder = Path(name)
         settings = [limits.setting(rank) for rank in range(len(quotas))]

@@ -17,10 +17,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from .. import outputs
 from ..errors import PlanningError
 from ..planner.parallel import profile_files
 from ..planner.parallel.profiles import Model, Profiles
-from . import launch, quota
+from . import launch, profile_reports, quota
 from .model import LayeredModel, boundaries, load, shardable
 from .profiler import Outcome, measure
 
@@ -57,14 +58,31 @@ class Task:
             raise PlanningError(f"{self.repeats} repeats with {self.threads} threads; give at least 1 of both")
         if self.device != "cpu" and (self.cpu_quota or self.together):
             raise PlanningError(f"CPU quotas and groups of processes are for CPUs, not for {self.device}")
+        try:
+            device = torch.device(self.device)
+        except RuntimeError:
+            device = None
+        if device is None or device.type not in ("cpu", "cuda"):
+            raise PlanningError(f"device {self.device!r}; give cpu or cuda")
+        count = torch.cuda.device_count()
+        if device.type == "cuda" and (device.index or 0) >= count:
+            raise PlanningError(f"device {self.device}: this PyTorch sees {count} CUDA devices; give cpu")
 
 
 def profile(
-    task: Task, device_type: str, timeout_s: float = 600.0, report: Callable[[str], None] = lambda line: None
+    task: Task,
+    device_type: str,
+    timeout_s: float = 600.0,
+    report: Callable[[str], None] = lambda line: None,
+    folder: Path | None = None,
 ) -> tuple[Profiles, dict[str, Any]]:
     """The measured points, and the report: configuration, fingerprint, spread, forward and backward by layer, and the
-    infeasible points with their reasons. Raises PlanningError for a model that cannot be profiled."""
+    infeasible points with their reasons. Raises PlanningError for a model that cannot be profiled, and, before it
+    measures, for one that is not that of the folder where the profiles are going to be written."""
+    launch.check_timeout(timeout_s)
     whole = load(task.model, task.arguments)
+    if folder is not None:
+        _check_same_model(folder, {"model": task.model, "arguments": task.arguments, **_model_record(task, whole)})
     described = Model(
         task.model.rpartition(":")[2],
         tuple(_UNIT_BYTES * sum(p.numel() for p in layer.parameters()) for layer in whole.layers),
@@ -86,17 +104,29 @@ def write(profiles: Profiles, report: Mapping[str, Any], folder: Path) -> tuple[
 
     Raises PlanningError where the folder has another model's profiles: two models' points must not be mixed.
     """
-    for path in sorted(folder.glob("profile.*.json")):
-        other = json.loads(path.read_text())
-        if other.get("model_sha256") != report["model_sha256"]:
-            raise PlanningError(
-                f"{folder} has profiles of {other.get('model')} with {other.get('arguments')}: {path.name}; write "
-                f"those of {report['model']} with {report['arguments']} to another folder"
-            )
+    check_output(folder, report["device_type"])
+    _check_same_model(folder, report)
     paths = profile_files.write(profiles, folder)
     beside = folder / f"profile.{report['device_type']}.json"
     beside.write_text(json.dumps(report, indent=2) + "\n")
     return (*paths, beside)
+
+
+def check_output(folder: Path, device_type: str) -> None:
+    """Raises TritonExtError where profiles of a device type cannot be written."""
+    outputs.check_folder(folder, "the profiles")
+    if not re.fullmatch(r"[^/\x00-\x1f]+", device_type):
+        raise PlanningError(f"device type {device_type!r}: it becomes part of file names; give one without slashes")
+    profile_reports.load(folder)
+
+
+def _check_same_model(folder: Path, report: Mapping[str, Any]) -> None:
+    for path, other in profile_reports.load(folder).items():
+        if other.get("model_sha256") != report["model_sha256"]:
+            raise PlanningError(
+                f"{folder} has profiles of {other['model']} with {other['arguments']}: {path.name}; write "
+                f"those of {report['model']} with {report['arguments']} to another folder"
+            )
 
 
 def default_device_type(task: Task) -> str:
@@ -156,8 +186,7 @@ def _together(task: Task, degree: int, timeout_s: float, report: Callable[[str],
 
 
 def _report(task: Task, device_type: str, whole: LayeredModel, outcome: Outcome, method: str) -> dict[str, Any]:
-    shapes = [[name, list(p.shape), str(p.dtype)] for layer in whole.layers for name, p in layer.named_parameters()]
-    model = {"model": task.model, "arguments": dict(task.arguments), "parameters": shapes}
+    model = _model(task, whole)
     is_cpu = task.device == "cpu"
     device = platform.processor() or platform.machine() if is_cpu else torch.cuda.get_device_name(task.device)
     configuration = {
@@ -173,7 +202,7 @@ def _report(task: Task, device_type: str, whole: LayeredModel, outcome: Outcome,
     return {
         "model": task.model,
         "arguments": dict(task.arguments),
-        "model_sha256": _sha256(model),
+        **_model_record(task, whole),
         "sha256": _sha256({**configuration, **model}),
         **configuration,
         "repeats": task.repeats,
@@ -186,6 +215,15 @@ def _report(task: Task, device_type: str, whole: LayeredModel, outcome: Outcome,
             for (tp, samples), reason in sorted(outcome.infeasible.items())
         ],
     }
+
+
+def _model(task: Task, whole: LayeredModel) -> dict[str, Any]:
+    shapes = [[name, list(p.shape), str(p.dtype)] for layer in whole.layers for name, p in layer.named_parameters()]
+    return {"model": task.model, "arguments": dict(task.arguments), "parameters": shapes}
+
+
+def _model_record(task: Task, whole: LayeredModel) -> dict[str, str]:
+    return {"model_sha256": _sha256(_model(task, whole))}
 
 
 def _sha256(content: Any) -> str:

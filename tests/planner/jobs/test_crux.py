@@ -100,6 +100,28 @@ def test_one_link_is_shared_lawfully(a: float, b: float, c: float, d: float, u: 
     assert 0 < correction_factor(first, second) < math.inf
 
 
+@pytest.mark.parametrize("ratio", [1e2, 1e3, 6e4, 1e12, 1e300])
+def test_very_unlike_periods_are_simulated_for_a_bounded_number_of_events(
+    ratio: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long cycle sees the short one as a steady stream of 0.4 of the link: its traffic takes 1 / 0.6 as long."""
+    events = 0
+
+    def counted(*values: object) -> object:  # the simulation of a pair takes the least of the next events, each time
+        nonlocal events
+        events += 1
+        assert events < 50_000
+        return min(*values)
+
+    monkeypatch.setattr("triton_ext.planner.jobs.assignment.min", counted, raising=False)
+    short, long = Cycle(0.6, 0.4), Cycle(0.5 * ratio, 0.5 * ratio)
+    short_gain, long_gain = 0.4 * 0.5, 0.5 - 0.5 / (0.5 + 0.5 / 0.6)  # seconds of the link, a second
+    assert correction_factor(long, short) == pytest.approx(short_gain / long_gain, rel=0.02)
+    events = 0
+    assert correction_factor(short, long) == pytest.approx(long_gain / short_gain, rel=0.02)
+    assert events > 1000
+
+
 def test_priorities_correct_the_intensity() -> None:
     cluster = line(1)
     one = Job("one", 10, 10, 2, (Flow("n0", "n1", 2),))

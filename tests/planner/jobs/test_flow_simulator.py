@@ -122,6 +122,47 @@ def test_jobs_without_traffic_only_compute() -> None:
     assert outcome.jobs[0].left_s == pytest.approx(6) and outcome.jobs[1].left_s == pytest.approx(4)
 
 
+@pytest.mark.parametrize("size_bytes", [0.0, 0.25, 1.0])
+def test_an_iteration_that_ends_at_the_end_counts(size_bytes: float) -> None:
+    flows = (Flow("a", "b", size_bytes),) if size_bytes else ()
+    for iteration_s, end_s in ((1.0, 10), (0.1, 10), (0.3, 30), (1 / 3, 100)):
+        made = Job("j", 1, 1, iteration_s, tuple(replace(f, size_bytes=f.size_bytes * iteration_s) for f in flows), 0.0)
+        late = Submission(Job("late", 1, 1, 1), end_s)
+        outcome = simulate(WIRE, [Submission(made), late], fixed({"j": 0}), 8, end_s)
+        count = round(end_s / iteration_s)
+        assert [each.iterations for each in outcome.jobs] == [count, 0] and outcome.decisions == 1
+        assert outcome.computed_flop == pytest.approx(count)
+        whole = simulate(WIRE, [Submission(made, 0, count)], fixed({"j": 0}), 8, end_s)
+        assert whole.jobs[0].left_s == pytest.approx(end_s) and whole.jobs[0].iterations == count
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(["aa", "ab", "ac", "cb"]), st.floats(0.1, 9)), max_size=5),
+    st.floats(0.01, 100),
+    st.floats(0, 1),
+    st.booleans(),
+)
+def test_a_declared_time_is_what_an_iteration_alone_takes(
+    flows: list[tuple[str, float]], declared_s: float, overlap_start: float, lockstep: bool
+) -> None:
+    """Shorter or longer than the modelled one, over links of 1 and 2 bytes/s and a fabric; without flows too."""
+    cluster = one_way(("a", "b", 1.0), ("a", "c", 2.0), ("c", "b", 2.0), nodes=("a", "b", "c"))
+    sent = tuple(Flow(ends[0], ends[1], size) for ends, size in flows)
+    made = Job("j", 1, 1, 1, sent, overlap_start, declared_s, lockstep)
+    outcome = simulate(cluster, [Submission(made, 0, 3)], fixed({"j": 0}), 8, 1e4)
+    assert outcome.end_s == pytest.approx(3 * max(1, overlap_start + declared_s))
+
+
+def test_a_declared_time_on_a_shared_link() -> None:
+    """Of one byte, 5 s declared and 0.1 s modelled: the link has room for another job, whose iterations take 2 s."""
+    declared = replace(job("slow", 1, 1, 1, 1), communication_s=5.0)
+    outcome = simulate(
+        wire(10.0), [Submission(declared), Submission(job("j", 1, 1, 1, 9.8))], fixed({"slow": 0, "j": 1}), 8, 60
+    )
+    assert [each.iterations for each in outcome.jobs] == [10, 30]
+
+
 def test_errors() -> None:
     with pytest.raises(PlanningError, match="iterations is 0"):
         Submission(job("j", 1, 1, 1, 1), 0, 0)

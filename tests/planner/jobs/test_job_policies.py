@@ -20,7 +20,7 @@ from triton_ext.planner.jobs.baselines import (
     sincronia,
     time_shift,
 )
-from triton_ext.planner.jobs.exhaustive import Evaluation, exhaustive, weak_orders
+from triton_ext.planner.jobs.exhaustive import Evaluation, count_weak_orders, exhaustive, weak_orders
 from triton_ext.planner.jobs.job import Flow, Job, candidates
 from triton_ext.planner.jobs.policy import Alignment, Decision, Policy, Snapshot, crux
 from triton_ext.planner.jobs.simulator import Submission, simulate
@@ -140,6 +140,17 @@ def test_too_many_choices_are_refused() -> None:
     many = Job("j", 1, 1, 1, tuple(Flow("host0", "host1", 1) for _ in range(20)))
     with pytest.raises(PlanningError, match="too many"):
         exhaustive(Snapshot(cluster, (many,), 1))
+
+
+def test_choices_of_levels_count_too() -> None:
+    """All jobs on one path: nothing to choose but levels, of which there are very many."""
+    assert all(count_weak_orders(n, k) == len(list(weak_orders(n, k))) for n in range(1, 6) for k in range(1, 8))
+    jobs = tuple(Job(f"j{i}", 1, 1, 1, (Flow("a", "b", 1),)) for i in range(12))
+    for count, levels, orders in ((7, 8, 47293), (12, 3, 523251)):
+        assert count_weak_orders(count, levels) == orders
+        with pytest.raises(PlanningError, match=f"1 choices of paths and {orders} of levels are too many to try"):
+            exhaustive(Snapshot(wire(), jobs[:count], levels))
+    assert set(exhaustive(Snapshot(wire(), jobs, 1)).levels.values()) == {0}
 
 
 def check_nearness(count: int) -> None:

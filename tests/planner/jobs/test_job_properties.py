@@ -82,7 +82,7 @@ def test_declared_communication_matters() -> None:
     before = report.plan(cluster, (one, two), 8)
     after = report.plan(cluster, (replace(one, communication_s=10.0), two), 8)
     assert [job.name for job in before.jobs] == ["one", "two"] and [job.name for job in after.jobs] == ["two", "one"]
-    assert ["one", "16", "10.000", "as declared"] in [list(row[:4]) for row in report.rows(after)]
+    assert ["one", "16", "10", "as declared"] in [list(row[:4]) for row in report.rows(after)]
 
 
 def renamed(job: Job, names: dict[str, str]) -> Job:

@@ -60,8 +60,8 @@ def test_table_settings_and_file(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, [*write(tmp_path), "--json", str(tmp_path / "plan.json")])
     assert result.exit_code == 0, result.output
     lines = [line.split() for line in result.output.splitlines()]
-    assert ["two", "10", "1.000", "a", "->", "s", "5.0", "1.50", "7.5", "0"] in lines
-    assert ["one", "10", "2.000", "a", "->", "s", "5.0", "1.00", "5.0", "1"] in lines
+    assert ["two", "10", "1", "a", "->", "s", "5", "1.5", "7.5", "0"] in lines
+    assert ["one", "10", "2", "a", "->", "s", "5", "1", "5", "1"] in lines
     assert ["quiet", "1", "-", "-", "-", "-", "-", "0"] in lines
     assert ["one:", "TRITON_EXT_PRIORITY=1"] in lines
     plan = {job.pop("name"): job for job in json.loads((tmp_path / "plan.json").read_text())["jobs"]}
@@ -93,6 +93,36 @@ def test_names_are_printed_as_they_are(tmp_path: Path, names: tuple[str, str]) -
         assert sum(row[0] == name for row in rows) == sum(row[0] == f"{name}:" for row in rows) == 1
         assert any(row[0] == "policy" and name in row for row in rows)
     assert f"n{names[1]} -> s" in result.output
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1e-3, 1.0, 1e6])
+def test_small_and_large_numbers_keep_their_digits(tmp_path: Path, scale: float) -> None:
+    jobs = copy.deepcopy(JOBS)
+    for job in jobs["jobs"]:
+        job["compute_flop"] *= 1.2345 * scale
+        job["compute_s"] *= 1.2345 * scale
+        for flow in job.get("flows", ()):
+            flow["bytes"] *= 1.2345 * scale
+    result = CliRunner().invoke(app, [*write(tmp_path, jobs), "--simulate", str(36.5 * 1.2345 * scale)])
+    assert result.exit_code == 0, result.output
+    rows = {row[0]: row for line in result.output.splitlines() if (row := line.split())}
+    assert float(rows["one"][2]) == pytest.approx(2 * 1.2345 * scale, rel=1e-3)
+    assert [rows["one"][6], rows["two"][6]] == ["5", "5"]
+    assert float(rows["Crux"][1]) == pytest.approx(0.1965 * 1.2345 * scale, rel=1e-3)
+
+
+@pytest.mark.parametrize(("flop", "size"), [(1e300, 1), (1e-300, 1), (1e12, 1e-300), (1e12, 1e300), (1e190, 1)])
+@pytest.mark.parametrize("options", [(), ("--simulate", "1e15")])
+def test_numbers_that_overflow_are_refused(tmp_path: Path, flop: float, size: float, options: tuple[str, ...]) -> None:
+    jobs = copy.deepcopy(JOBS)
+    jobs["jobs"][0] |= {"compute_flop": flop, "compute_s": 1e14, "flows": [{"from": "a", "to": "b", "bytes": size}]}
+    jobs["jobs"][1:] = []
+    cluster = json.loads(json.dumps(CLUSTER).replace("1e-09", "1e10"))
+    result = CliRunner().invoke(app, [*write(tmp_path, jobs, cluster), *options])
+    if flop == 1e190 and not options:
+        assert result.exit_code == 0
+    else:
+        assert result.exit_code == 1 and "job one: " in result.output and "can be reckoned with" in result.output
 
 
 def test_published_devices_need_no_file(tmp_path: Path) -> None:

@@ -1,10 +1,16 @@
 """Our search: equal to the oracle, within its bounds, and with the rules that every plan keeps."""
 
+import functools
 import math
 import multiprocessing
+import os
 import random
+import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +21,7 @@ from random_plans import MIB, uniform, with_links
 from triton_ext.errors import PlanningError
 from triton_ext.planner.cluster import DeviceType, Fabric, Node, star
 from triton_ext.planner.parallel import metis
+from triton_ext.planner.parallel import search as searching
 from triton_ext.planner.parallel.options import Choice
 from triton_ext.planner.parallel.oracle import exhaustive, our_cost_ms, plans
 from triton_ext.planner.parallel.pipeline import simulate
@@ -278,6 +285,74 @@ def test_processes_find_the_same():
     both = search(profiles, cluster, batch, SearchSettings(processes=2, time_limit_s=120))
     assert both.plans == alone.plans and both.lower_bound_ms == alone.lower_bound_ms
     assert len(multiprocessing.active_children()) == before
+
+
+SEARCHING = """
+from triton_ext.planner import presets
+from triton_ext.planner.parallel import profile_files
+from triton_ext.planner.parallel.search import SearchSettings, search
+
+if __name__ == "__main__":
+    profiles, _ = profile_files.read({folder!r})
+    cluster = presets.cluster({{"A100-40": 12, "V100-16": 12}})
+    given = SearchSettings(time_limit_s=60, processes=2)
+    search(profiles, cluster, 96, given, lambda told: print(told.step, flush=True))
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGKILL, -signal.SIGKILL)]
+)
+def test_a_search_that_is_ended_leaves_no_process(tmp_path, number, status):
+    """However it ends: its workers see to it themselves."""
+    script = tmp_path / "searching.py"
+    script.write_text(SEARCHING.format(folder=str(Path(__file__).parents[3] / "examples" / "planner" / "profiles")))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(
+        [sys.executable, script], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    try:
+        assert process.stdout.readline()
+        started = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        assert len(started) >= 3  # two workers, and what follows their resources
+        process.send_signal(number)
+        assert process.wait(20) == status
+        deadline = time.monotonic() + 20
+        while (left := [pid for pid in started if running(pid)]) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not left
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def die(self, task):
+    os._exit(3)
+
+
+def sleep(self, task):
+    time.sleep(600)
+
+
+@pytest.mark.parametrize(
+    ("act", "limit_s", "message"), [(die, 60.0, "has ended unexpectedly"), (sleep, 0.5, "did not end 0.2 s after")]
+)
+def test_a_worker_that_does_not_answer_is_an_error(monkeypatch, act, limit_s, message):
+    cluster, profiles, batch = small_case(5)
+    before = set(multiprocessing.active_children())
+    monkeypatch.setattr(searching, "_GRACE_S", 0.2)
+    monkeypatch.setattr(searching, "_run", functools.partial(act, None))
+    with pytest.raises(PlanningError, match=message):
+        search(profiles, cluster, batch, SearchSettings(processes=2, time_limit_s=limit_s))
+    assert set(multiprocessing.active_children()) == before
 
 
 def test_an_interleaved_plan():

@@ -13,7 +13,8 @@ from .job import Job, Routes, check_names, intensity_flop_per_s, transmit_s
 
 WINDOW_HYPER_PERIODS = 12  # long enough for the periods that two orders of a pair settle in
 PHASES = 4
-_LARGEST_RATIO = 8  # periods are taken as multiples p / q of each other with q up to this
+_LARGEST_DENOMINATOR = 8  # periods are taken as multiples p / q of each other with q up to this
+_LARGEST_RATIO = 64  # and p / q up to this, and p too
 
 
 @dataclass(frozen=True)
@@ -79,10 +80,27 @@ def share_link(
 
 
 def hyper_period_s(one: Cycle, other: Cycle) -> float:
-    """The time after which two undisturbed cycles are in phase again, their ratio rounded to small numbers."""
+    """The time after which two undisturbed cycles are in phase again, their ratio rounded to small numbers.
+
+    At most _LARGEST_RATIO periods of the shorter one, or one of the longer.
+    """
     short, long = sorted((one.period_s, other.period_s))
-    ratio = Fraction(long / short).limit_denominator(_LARGEST_RATIO)
-    return ratio.denominator * long
+    ratio = min(long / short, _LARGEST_RATIO)
+    denominator = min(_LARGEST_DENOMINATOR, int(_LARGEST_RATIO / ratio))
+    return Fraction(ratio).limit_denominator(denominator).denominator * long
+
+
+def comparable(one: Cycle, other: Cycle) -> Cycle:
+    """`one` with its times shortened in proportion, if its period is more than _LARGEST_RATIO of the other's.
+
+    Beyond, the other is to it a steady stream, of which only the share of the link counts: k does not depend on how
+    long the cycle is, and the simulation of a pair has a bounded number of iterations whatever the jobs are.
+    """
+    most_s = _LARGEST_RATIO * other.period_s
+    if one.period_s <= most_s:
+        return one
+    compute_s, communication_s = (part / one.period_s * most_s for part in (one.compute_s, one.communication_s))
+    return Cycle(compute_s, communication_s, one.overlap_start)
 
 
 @lru_cache(maxsize=65536)
@@ -93,7 +111,9 @@ def correction_factor(reference: Cycle, job: Cycle) -> float:
     on phase and window, which the paper leaves open: here the window is WINDOW_HYPER_PERIODS hyper-periods after one
     hyper-period of start-up, and they are averages over PHASES starts of the job, spread over its period. 1 where one
     gains less than one iteration's traffic: the pair then runs side by side, and what is left is the window's edge.
+    Cycles of very different length are made `comparable` first.
     """
+    reference, job = comparable(reference, job), comparable(job, reference)
     period_s = hyper_period_s(reference, job)
     start_s, end_s = period_s, (1 + WINDOW_HYPER_PERIODS) * period_s
     reference_gain_s = job_gain_s = 0.0
@@ -104,7 +124,7 @@ def correction_factor(reference: Cycle, job: Cycle) -> float:
         reference_gain_s += (reference_first[0].transmit_s - job_first[1].transmit_s) / PHASES
         job_gain_s += (job_first[0].transmit_s - reference_first[1].transmit_s) / PHASES
     edge = 1 - 1e-9
-    if reference_gain_s < edge * reference.communication_s or job_gain_s < edge * job.communication_s:
+    if reference_gain_s <= edge * reference.communication_s or job_gain_s <= edge * job.communication_s:
         return 1.0
     return job_gain_s / reference_gain_s
 

@@ -13,7 +13,7 @@ from .job import Job, Routes, candidates, solo_period_s, transmit_s
 from .policy import Decision, Snapshot
 from .simulator import Submission, simulate
 
-MOST_CHOICES = 100_000
+MOST_CHOICES = 10_000  # of paths and levels; each is a simulation, of milliseconds with a few jobs
 
 
 class Evaluation:
@@ -39,9 +39,12 @@ class Evaluation:
 
     def groups(self, routes: Routes) -> list[tuple[str, ...]]:
         """Names of jobs that contend, directly or through others."""
+        return self._groups({name: {link for path in paths for link in path} for name, paths in routes.items()})
+
+    def _groups(self, links_of: Mapping[str, set[int]]) -> list[tuple[str, ...]]:
         groups: list[tuple[set[str], set[int]]] = []
         for name in sorted(self.jobs):
-            names, links = {name}, {link for path in routes[name] for link in path}
+            names, links = {name}, links_of[name]
             apart = []
             for group in groups:
                 if group[1] & links:
@@ -93,16 +96,23 @@ class Evaluation:
     def all_routes(self) -> Iterator[Routes]:
         names = sorted(self.jobs)
         options = [[candidates(self.cluster, flow) for flow in self.jobs[name].flows] for name in names]
-        choices = math.prod(len(paths) for job in options for paths in job)
-        if choices > MOST_CHOICES:
-            raise PlanningError(
-                f"{choices} choices of paths are too many to try; the most is {MOST_CHOICES}: give fewer jobs or flows"
-            )
         for chosen in itertools.product(*(itertools.product(*job) for job in options)):
             yield dict(zip(names, chosen, strict=True))
 
+    def _check_choices(self, levels: int) -> None:
+        options = {job.name: [candidates(self.cluster, flow) for flow in job.flows] for job in self.jobs.values()}
+        paths = math.prod(len(of_flow) for of_job in options.values() for of_flow in of_job)
+        reach = {name: {link for paths in of for path in paths for link in path} for name, of in options.items()}
+        orders = sum(count_weak_orders(len(group), levels) for group in self._groups(reach))
+        if paths * orders > MOST_CHOICES:
+            raise PlanningError(
+                f"{paths} choices of paths and {orders} of levels are too many to try; the most is {MOST_CHOICES} "
+                "together: give fewer jobs, flows or levels"
+            )
+
     def optimum(self, levels: int) -> tuple[float, Routes, dict[str, int]]:
-        """The most flop per second over all paths and levels."""
+        """The most flop per second over all paths and levels. PlanningError above MOST_CHOICES of both."""
+        self._check_choices(levels)
         best: tuple[float, Routes, dict[str, int]] | None = None
         for routes in self.all_routes():
             value, chosen = self.best_levels(routes, levels)
@@ -117,6 +127,14 @@ def weak_orders(count: int, levels: int) -> Iterator[tuple[int, ...]]:
     for choice in itertools.product(range(min(count, levels)), repeat=count):
         if set(choice) == set(range(max(choice) + 1)):
             yield choice
+
+
+def count_weak_orders(count: int, levels: int) -> int:
+    """How many `weak_orders` has: any of the jobs are in the first level, the others in the levels after it."""
+    orders = [1] + [0] * count  # by number of jobs
+    for _ in range(min(count, levels)):
+        orders = [1] + [sum(math.comb(n, k) * orders[n - k] for k in range(1, n + 1)) for n in range(1, count + 1)]
+    return orders[count]
 
 
 def exhaustive(snapshot: Snapshot) -> Decision:

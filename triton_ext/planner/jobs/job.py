@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ...errors import PlanningError
 from ..cluster import Cluster, Path
 
+MOST = 1e200  # that is added up, in any unit; and the least is 1 / MOST
 Routes = Mapping[str, tuple[Path, ...]]  # by job: one path per flow, in the order of the job's flows
 
 
@@ -96,9 +97,25 @@ def solo_period_s(job: Job, communication_s: float) -> float:
 
 
 def intensity_flop_per_s(cluster: Cluster, job: Job, paths: Sequence[Path]) -> float:
-    """GPU intensity I_j = W_j / t_j (Crux, SIGCOMM 2024, definition 2); infinite for a job that sends nothing."""
+    """GPU intensity I_j = W_j / t_j (Crux, SIGCOMM 2024, definition 2); infinite for a job that sends nothing.
+
+    Raises PlanningError where the numbers are too large or too small to reckon with.
+    """
+    if not job.flows and job.communication_s is None:
+        return math.inf
     communication_s = transmit_s(cluster, job, paths)
-    return job.compute_flop / communication_s if communication_s else math.inf
+    intensity = job.compute_flop / communication_s if communication_s else math.inf
+    check_magnitude(job, "flop/s of its traffic's time", intensity)
+    return intensity
+
+
+def check_magnitude(job: Job, what: str, value: float) -> None:
+    """Raises PlanningError for a number whose sums and products could overflow, or vanish."""
+    if not 1 / MOST < value < MOST:
+        raise PlanningError(
+            f"job {job.name}: {value:g} {what}, between {1 / MOST:g} and {MOST:g} can be reckoned with; check "
+            f"compute_flop ({job.compute_flop:g}), compute_s ({job.compute_s:g}), its bytes and the links' bandwidths"
+        )
 
 
 def check_names(jobs: Sequence[Job]) -> None:

@@ -38,12 +38,17 @@ def rows(plan: Plan) -> list[tuple[str, ...]]:
         cells = ["-"] * 5
         if time_s := transmit_s(plan.cluster, job, paths):
             intensity = intensity_flop_per_s(plan.cluster, job, paths)
-            cells[:3] = f"{time_s:.3f}", _slowest(plan, job), f"{intensity / 1e12:.1f}"
+            cells[:3] = _figure(time_s), _slowest(plan, job), _figure(intensity / 1e12)
             if any(paths):
                 priority = plan.priority_flop_per_s[job.name]
-                cells[3:] = f"{priority / intensity:.2f}", f"{priority / 1e12:.1f}"
+                cells[3:] = f"{priority / intensity:.3g}", _figure(priority / 1e12)
         result.append((job.name, str(job.gpus), *cells, str(plan.levels[job.name])))
     return result
+
+
+def _figure(value: float) -> str:
+    """At least four digits, however small the value is."""
+    return f"{value:.0f}" if 1e3 <= value < 1e7 else f"{value:.4g}"
 
 
 def _slowest(plan: Plan, job: Job) -> str:
@@ -89,7 +94,7 @@ def comparison(plan: Plan, levels: int, span_s: float) -> list[tuple[str, ...]]:
     for name, policy in {"Crux": crux, **BASELINES}.items():
         outcome = simulate(plan.cluster, [Submission(job) for job in plan.jobs], policy, levels, span_s)
         done = (str(job.iterations) for job in outcome.jobs)
-        result.append((name, f"{outcome.computed_flop / 1e15:.1f}", f"{outcome.utilisation:.1%}", *done))
+        result.append((name, _figure(outcome.computed_flop / 1e15), f"{outcome.utilisation:.1%}", *done))
     return result
 
 

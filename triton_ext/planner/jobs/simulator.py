@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ...errors import PlanningError
 from ..cluster import Cluster, Path
 from .fairness import Usage, fair_rates
-from .job import Job, check_names
+from .job import Job, check_magnitude, check_names, intensity_flop_per_s
 from .policy import Alignment, Policy, Snapshot
 from .streams import Streams, streams_of
 
@@ -82,11 +82,15 @@ def simulate(
 
     New levels hold at once; new paths from a job's next traffic on, new alignments for its next iteration. Flows are
     fluids without latency, max-min fair within a level, strict between levels.
+    What ends at end_s counts, what would arrive then does not. PlanningError for numbers too large to be added up.
     At every event |U_T - F_T| <= sum of W_j is asserted, over the jobs that send, as F has no others.
     """
     check_names([submission.job for submission in submissions])
     if not 0 < end_s < math.inf:
         raise PlanningError(f"a simulation of {end_s} s; give a positive time")
+    for submission in submissions:
+        job = submission.job
+        check_magnitude(job, f"flop computed alone in {end_s:g} s", job.compute_flop * max(1.0, end_s / job.compute_s))
     return _Simulation(cluster, submissions, policy, levels, end_s, seed).run()
 
 
@@ -121,6 +125,7 @@ class _Simulation:
     ) -> None:
         self.cluster, self.policy, self.levels, self.end_s, self.seed = cluster, policy, levels, end_s, seed
         self.submissions = submissions
+        self.last_arrival_s = math.nextafter(end_s, 0.0)
         order = sorted(submissions, key=lambda s: (s.arrival_s, s.job.name))
         self.waiting = [_Running(submission, number) for number, submission in enumerate(order)][::-1]
         self.bandwidths_bytes_per_s = np.array([link.bandwidth_bytes_per_s for link in cluster.links])
@@ -149,9 +154,9 @@ class _Simulation:
             if self.waiting:
                 next_s = min(next_s, self.waiting[-1].submission.arrival_s)
             self._advance(next_s)
+            self._step()
             if self.now_s >= self.end_s:
                 break
-            self._step()
         for job in self.running:
             self.iterations[job.job.name] = job.iterations
         outcomes = tuple(
@@ -217,7 +222,7 @@ class _Simulation:
             elif ended:
                 self._begin_next(job)
         arrived = []
-        while self.waiting and self.waiting[-1].submission.arrival_s <= latest_s:
+        while self.waiting and self.waiting[-1].submission.arrival_s <= min(latest_s, self.last_arrival_s):
             arrived.append(self.waiting.pop())
         if gone or arrived:
             for job in gone:
@@ -279,6 +284,9 @@ class _Simulation:
         job.paths = job.next_paths
         key = (job.job.name, job.paths)
         if key not in self.streams_of:
+            if job.job.flows:
+                intensity = intensity_flop_per_s(self.cluster, job.job, job.paths)
+                check_magnitude(job.job, f"flop sent alone in {self.end_s:g} s", intensity * self.end_s)
             self.streams_of[key] = streams_of(self.cluster, job.job, job.paths)
         job.streams = self.streams_of[key]
         job.remaining_bytes = np.zeros(len(job.streams.flows))

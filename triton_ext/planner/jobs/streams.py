@@ -20,7 +20,7 @@ class Streams:
 
     `flop_per_byte` says what a byte counts of F (Crux, SIGCOMM 2024, theorem 1): W over an iteration, in proportion to
     the bytes on the job's slowest link or fabric. `streams`, `links`, `weights` are entries as in `fairness.Usage`.
-    `own_bytes_per_s` is the most that the fabrics, which are the job's own, let each stream have.
+    `own_bytes_per_s` is the most that the fabrics, which are the job's own, and its declared time let each stream have.
     """
 
     flows: NDArray[np.int64]
@@ -33,7 +33,14 @@ class Streams:
 
 
 def streams_of(cluster: Cluster, job: Job, paths: Sequence[Path]) -> Streams:
-    """In lockstep all flows are one stream; else equal ones on one path are. Those in a node share its fabric."""
+    """In lockstep all flows are one stream; else equal ones on one path are. Those in a node share its fabric.
+
+    Alone on the network, they take the job's communication_s where it is declared: none is faster, and if the links
+    are slower, each byte counts as so much less of their bandwidth. A job that declares it and has no flows has one
+    stream, without a link.
+    """
+    if not job.flows and job.communication_s is not None:
+        return _apart(job.communication_s)
     groups: dict[object, list[tuple[Flow, Path]]] = {}
     for flow, path in zip(job.flows, paths, strict=True):
         key = None if job.lockstep else (path or flow.source, flow.size_bytes)
@@ -44,7 +51,12 @@ def streams_of(cluster: Cluster, job: Job, paths: Sequence[Path]) -> Streams:
     for bytes_of in used:
         for resource, amount in bytes_of.items():
             total[resource] = total.get(resource, 0.0) + amount
+    modelled_s = max((amount / _bandwidth(cluster, resource) for resource, amount in total.items()), default=0.0)
     own = np.full(len(used), np.inf)
+    part = 1.0  # of each byte
+    if job.communication_s is not None:
+        own = sizes_bytes / job.communication_s
+        part = job.communication_s / modelled_s if modelled_s > job.communication_s else 1.0
     flop_per_byte = np.zeros(len(used))
     slowest = min(total, key=lambda r: (-total[r] / _bandwidth(cluster, r), r), default=None)
     for i, bytes_of in enumerate(used):
@@ -52,9 +64,9 @@ def streams_of(cluster: Cluster, job: Job, paths: Sequence[Path]) -> Streams:
             flop_per_byte[i] = job.compute_flop * bytes_of.get(slowest, 0.0) / total[slowest] / sizes_bytes[i]
         for resource in bytes_of:
             if resource[0]:
-                own[i] = min(own[i], sizes_bytes[i] * _bandwidth(cluster, resource) / total[resource])
+                own[i] = min(own[i], sizes_bytes[i] * _bandwidth(cluster, resource) / (part * total[resource]))
     entries = [
-        (i, resource[1], amount / sizes_bytes[i])
+        (i, resource[1], part * amount / sizes_bytes[i])
         for i, bytes_of in enumerate(used)
         for resource, amount in bytes_of.items()
         if not resource[0]
@@ -68,6 +80,11 @@ def streams_of(cluster: Cluster, job: Job, paths: Sequence[Path]) -> Streams:
         np.array([entry[1] for entry in entries], dtype=np.int64),
         np.array([entry[2] for entry in entries], dtype=float),
     )
+
+
+def _apart(communication_s: float) -> Streams:
+    none, zero = np.zeros(0, dtype=np.int64), np.zeros(1)
+    return Streams(np.zeros(1, dtype=np.int64), zero + 1, zero, 1 / (zero + communication_s), none, none, np.zeros(0))
 
 
 def _bytes_by_resource(cluster: Cluster, group: Sequence[tuple[Flow, Path]]) -> dict[_Resource, float]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ... import terminal
+from ... import outputs, terminal
 from ...errors import PlanningError, TritonExtError
 
 if TYPE_CHECKING:
@@ -103,6 +103,10 @@ def _plan(
     from .. import cluster_file
     from . import plan_file, planning, profile_files, report, uniform
 
+    if output:
+        outputs.check_file(output, "the plan")
+    if png:
+        outputs.check_file(png, "the picture")
     profiles, notes = profile_files.read(folder, model, activation_bytes)
     cluster = cluster_file.from_text(cluster_text)
     console = terminal.console(120, highlight=False)
@@ -111,7 +115,7 @@ def _plan(
     with _progress(console, options.time_limit_s) as progress:
         result = planning.search(profiles, cluster, batch, options, progress)
     console.print(report.outcome(result))
-    found = [planning.simulated(each, cluster, profiles) for each in result.plans[: options.keep]]
+    found = [planning.simulated(each, cluster, profiles, options.model_missing) for each in result.plans]
     if found:
         evaluator = planning.evaluator(profiles, options)
         others = {
@@ -132,7 +136,9 @@ def _plan(
         raise typer.Exit(2)
     best = found[0]
     if output:
-        inputs = plan_file.inputs(profiles, cluster, batch, options.record())
+        read_with = {"model": model, "activation_bytes": activation_bytes}
+        record = options.record() | {name: value for name, value in read_with.items() if value is not None}
+        inputs = plan_file.inputs(profiles, cluster, batch, record)
         file = plan_file.PlanFile(best.plan, profiles.model.name, inputs, best.costed.cost.total_ms, best.simulated_ms)
         try:
             plan_file.dump(file, output)
