@@ -156,8 +156,8 @@ def test_each_link_has_its_rate():
     with Hosts(3, ["40mbit", "200mbit", "1gbit"]) as hosts:
         assert [hosts.shaped_rate(host) for host in range(3)] == [40_000_000, 200_000_000, 1_000_000_000]
         for source, destination, rate in ((0, 1, 40e6), (2, 0, 40e6), (2, 1, 200e6)):
-            # Headers take 4.4 %. The upper limit leaves room for packets that were held back behind a lost one, and count
-            # when it comes. The lower one holds at some time also on a machine that is busy with something else.
+            # Headers take 4.4 %. The upper limit leaves room for packets that were held back behind a lost one, and
+            # count when it comes. The lower one holds at some time also on a machine that is busy with something else.
             one_way, both_ways = [0.0], [0.0]
             while max(one_way) < 0.8 or max(both_ways) < 0.7:
                 assert len(one_way) <= 8, (rate, one_way, both_ways)
