@@ -15,10 +15,11 @@ from triton_ext.cli import app
 from triton_ext.errors import PlanningError
 from triton_ext.planner import presets
 from triton_ext.planner.cluster import DeviceType, Fabric, Node, star
-from triton_ext.planner.parallel import metis, plan_file, planning, profile_files, report, uniform
+from triton_ext.planner.parallel import gantt, metis, plan_file, planning, profile_files, report, uniform
 from triton_ext.planner.parallel import search as searching
 from triton_ext.planner.parallel.planning import Options
 from triton_ext.planner.parallel.profiles import Model, Point, Profiles
+from triton_ext.planner.parallel.result import Cost, SearchResult
 from triton_ext.planner.parallel.search import SearchSettings, search
 
 PROFILES = Path(__file__).parents[3] / "examples" / "planner" / "profiles"
@@ -195,9 +196,9 @@ def test_many_types_have_a_plan_in_time():
     kinds = tuple(dataclasses.replace(kind, memory_bytes=1 << 40) for kind in roomy.device_types)
     cluster, given, told = dataclasses.replace(roomy, device_types=kinds), SearchSettings(time_limit_s=0.5), []
     began = time.monotonic()
-    found = search(some, cluster, 12, given, lambda _: told.append(time.monotonic() - began))
+    found = search(some, cluster, 12, given, lambda each: told.append((each.step, time.monotonic() - began)))
     assert found.best is not None and (found.proven or found.timed_out)
-    assert sum(after_s > 0.5 for after_s in told) <= 1
+    assert sum(after_s > 0.5 for step, after_s in told if step == "bound") <= 1
 
 
 def test_with_many_choices_a_short_search_is_no_worse_than_equal_planning():
@@ -208,6 +209,31 @@ def test_with_many_choices_a_short_search_is_no_worse_than_equal_planning():
     running._first_uniform(many=True)
     best = uniform.best_uniform(EXAMPLE, cluster, 64, planning.evaluator(EXAMPLE, Options()))
     assert running._best_s * 1e3 <= best.cost.total_ms * (1 + 1e-9)
+
+
+def test_a_search_that_ended_early_takes_a_better_baseline():
+    cluster = presets.cluster({"A100-40": 8})
+    best = search(EXAMPLE, cluster, 16).best
+    worse = dataclasses.replace(best, plan=dataclasses.replace(best.plan, schedule="gpipe"), cost=Cost(1e6))
+    late = SearchResult("ours", (worse,), 1, complete=False, timed_out=True)
+    assert planning.including(late, (None, best), 5).plans == (best, worse)
+    assert planning.including(late, (best,), 1).plans == (best,)
+    for result in (dataclasses.replace(late, timed_out=False), dataclasses.replace(late, algorithm="metis")):
+        assert planning.including(result, (best,), 5) is result
+
+
+def test_a_step_without_time_has_no_rates():
+    """A library's profiles may say so; the tables then leave shares out, and there is no picture."""
+    some = points(("A100-40", 1, 1))
+    free = {key: dataclasses.replace(p, layer_ms=(0.0,) * len(p.layer_ms), forward_backward_ms=0.0, optimizer_ms=0.0)
+            for key, p in some.points.items()}  # fmt: skip
+    cluster = presets.cluster({"A100-40": 1})
+    best = search(Profiles(some.model, free), cluster, 2).best
+    shown = planning.simulated(best, cluster, Profiles(some.model, free))
+    assert shown.simulated_ms == 0
+    assert report.plans([shown], cluster).row_count == report.stages(shown, cluster).row_count == 1
+    with pytest.raises(PlanningError, match="takes no time"):
+        gantt.draw(shown.plan, shown.step, cluster, Path("unused.png"))
 
 
 def test_metis_limits_its_stages_where_our_search_does():

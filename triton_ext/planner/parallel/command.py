@@ -114,14 +114,17 @@ def _plan(
     console.print(f"{title}, on {report.cluster_line(cluster)}")
     with _progress(console, options.time_limit_s) as progress:
         result = planning.search(profiles, cluster, batch, options, progress)
-    console.print(report.outcome(result))
-    found = [planning.simulated(each, cluster, profiles, options.model_missing) for each in result.plans]
-    if found:
+    others = {}
+    if result.plans:
         evaluator = planning.evaluator(profiles, options)
         others = {
             "best uniform plan": uniform.best_uniform(profiles, cluster, batch, evaluator),
             "as if all devices were the slowest": uniform.best_as_if_slowest(profiles, cluster, batch, evaluator),
         }
+        result = planning.including(result, others.values(), options.keep)
+    console.print(report.outcome(result))
+    found = [planning.simulated(each, cluster, profiles, options.model_missing) for each in result.plans]
+    if found:
         console.print(report.plans(found, cluster), report.stages(found[0], cluster), report.memory(found[0], cluster))
         console.print(report.speed_ups(found[0].costed, others))
         for line in (report.unused(found[0].plan, cluster), *report.unmeasured(found[0].costed)):

@@ -121,6 +121,15 @@ def search(
     return exact.search(profiles, cluster, global_batch, ours, progress)
 
 
+def including(result: SearchResult, others: Iterable[CostedPlan | None], keep: int) -> SearchResult:
+    """A result that ended early, with plans found otherwise: one of them may be better. Others stay as they are."""
+    if not result.plans or not result.timed_out or result.algorithm == "metis":
+        return result
+    plans = {each.plan: each for each in (*result.plans, *others) if each is not None}
+    ranked = sorted(plans.values(), key=lambda each: each.cost.total_ms)
+    return replace(result, plans=tuple(ranked[:keep]))
+
+
 def with_modelled(profiles: Profiles, cluster: Cluster, global_batch: int) -> Profiles:
     """The profiles with a point on each of the cluster's device types for every degree that some type has, and every
     micro-batch that some type has, or that is a power of two, up to the batch; from the roofline where measured points
