@@ -12,6 +12,8 @@ import triton_ext as tx
 from collectives import inputs, launch
 from triton_ext.errors import PlanError
 from triton_ext.runtime import groups, plans, proxy
+from triton_ext.runtime.segment import SIGNALS
+from triton_ext.runtime.shipment import LEFT
 
 SHAPE = (4, 4)
 
@@ -145,3 +147,39 @@ def test_a_rank_that_raises_ends_those_in_a_subgroup(when):
     with pytest.raises(ZeroDivisionError):
         tx.testing.World(3).run(rank_main)
     assert time.monotonic() - start < groups.timeout_s() / 2
+
+
+@pytest.mark.parametrize("collective", ["all_to_all", "all_reduce", "reduce_scatter", "all_gather"])
+def test_what_a_run_lacks_of_a_rank_that_is_gone(collective):
+    """Through gateways: each word that rank 0 waits for, of rank 3, or of rank 2 which brings the sums of both."""
+    tensors = inputs(4, (8, 4), torch.float32)
+
+    def rank_main(rank):
+        plan = getattr(tx, collective)((8, 4), torch.float32, schedule="hierarchical")
+        launch(plan, tensors[rank])
+        groups.virtual_rank().exchange(None)
+        found = _lacking(plan._state) if rank == 0 else None
+        groups.virtual_rank().exchange(None)
+        return found
+
+    found = tx.testing.World(4, hosts=[0, 0, 1, 1]).run(rank_main)[0]
+    sums = collective in ("all_reduce", "reduce_scatter")
+    own = {"all_reduce": {"REDUCED"}, "reduce_scatter": {"READY"}}.get(collective, {"READY", "ARRIVED"})
+    assert found["died"] == {(3, name) for name in own} | ({(2, "ARRIVED")} if sums else set())
+    assert found["left"] == {(3, name) for name in own}
+
+
+def _lacking(state):
+    """By how rank 3 has gone: the words without which the run lacks something of it."""
+    found = {"died": set(), "left": set()}
+    for how, reason in (("died", "its process has ended"), ("left", LEFT)):
+        state.traffic.lost[3] = reason
+        assert not state._lacks(3, 1)
+        for rank in (2, 3):
+            for number, name in enumerate(SIGNALS):
+                word, state.signals[rank, number] = int(state.signals[rank, number]), 0
+                if state._lacks(3, 1):
+                    found[how].add((rank, name))
+                state.signals[rank, number] = word
+    del state.traffic.lost[3]
+    return found

@@ -28,7 +28,7 @@ from .flows import Placement
 from .groups import Group, ProcessRanks, ThreadRanks
 from .memory import MemoryRegion, SymmetricMemory
 from .segment import SIGNALS, Segment
-from .shipment import Traffic
+from .shipment import LEFT, Traffic
 from .table import fill
 from .watch import Peers, Watch, stop_watches, watch_for
 
@@ -210,14 +210,19 @@ class _State:
         return sorted({*self.peers.dead(), *left, *lost} - {self.group.rank})
 
     def _lacks(self, rank: int, run: int) -> bool:
-        """Whether a run still misses something of a rank, or of the one that stands for it."""
+        """Whether a run still misses something of a rank that is gone."""
         assert self.signals is not None
-        if self.layout.stage_elements:
-            rank = self.placement.sender(rank, self.group.rank)
+        me = self.group.rank
         ready, arrived, reduced, _ = (int(word) for word in self.signals[rank])
-        route = self.layout.routes[rank][self.group.rank]
+        route = self.layout.routes[rank][me]
         unready = self._announces_ready and ready < run
-        return unready or arrived < run * route.expected or reduced < run * route.expected_reduced
+        if unready or arrived < run * route.expected or reduced < run * route.expected_reduced:
+            return True
+        sender = self.placement.sender(rank, me) if self.layout.stage_elements else rank
+        if sender == rank or (self.traffic and self.traffic.lost.get(rank) == LEFT):  # its gateway has all that it had
+            return False
+        arrived = int(self.signals[sender, SIGNALS.index("ARRIVED")])
+        return arrived < run * self.layout.routes[sender][me].expected
 
     def check(self) -> None:
         """Raise what went wrong in a run, or after free()."""

@@ -26,6 +26,7 @@ from .transfers import Transfer
 
 _ALWAYS = 1 << 62  # a run that never comes
 _TEXT_BYTES = 4096
+LEFT = "has left the plan"  # why a rank sends nothing more that has sent all
 
 
 @dataclass(frozen=True)
@@ -208,7 +209,7 @@ class _Traffic(ABC):
     def _lose(self, connection: Connection, reason: str) -> None:
         if self.connections.pop(connection.peer, None):
             connection.socket.close()
-            self._is_lost(connection.peer, "has left the plan" if connection.is_leaving else reason)
+            self._is_lost(connection.peer, LEFT if connection.is_leaving else reason)
 
     @abstractmethod
     def _is_lost(self, peer: int, reason: str) -> None:
@@ -329,7 +330,7 @@ class Shipment(_Traffic):
         if peer in self._behind:
             self._are_lost(self._behind[peer], reason)
         else:  # a follower: other hosts are to know
-            self._tell(self._behind, peer, reason if reason == "has left the plan" else "its process has ended")
+            self._tell(self._behind, peer, reason if reason == LEFT else "its process has ended")
 
     def _are_lost(self, ranks: list[int], reason: str) -> None:
         for rank in ranks:
