@@ -156,15 +156,14 @@ def test_each_link_has_its_rate():
     with Hosts(3, ["40mbit", "200mbit", "1gbit"]) as hosts:
         assert [hosts.shaped_rate(host) for host in range(3)] == [40_000_000, 200_000_000, 1_000_000_000]
         for source, destination, rate in ((0, 1, 40e6), (2, 0, 40e6), (2, 1, 200e6)):
-            # Headers take 4.4 %. The upper limit leaves room for packets that were held back behind a lost one, and
-            # count when it comes. The lower one holds at some time also on a machine that is busy with something else.
-            one_way, both_ways = [0.0], [0.0]
-            while max(one_way) < 0.8 or max(both_ways) < 0.7:
-                assert len(one_way) <= 8, (rate, one_way, both_ways)
+            # Headers take 4.4 %. On a machine that is busy with something else, a measurement may miss what was sent or
+            # count what was held back before it began: one of several has to be right.
+            shares = []
+            while not shares or not all(0.8 < share < 1.1 for share in shares[-1]):
+                assert len(shares) < 10, (rate, shares)
                 speed = measure_link(hosts, source, destination, seconds=0.5)
-                one_way.append(speed.one_way_bytes_per_s * 8 / rate)
-                both_ways.append(speed.both_ways_bytes_per_s * 8 / rate)
-                assert one_way[-1] < 1.15 and both_ways[-1] < 1.15 and speed.round_trip_s > 0
+                assert speed.round_trip_s > 0
+                shares.append([each * 8 / rate for each in (speed.one_way_bytes_per_s, speed.both_ways_bytes_per_s)])
 
 
 @needs_hosts
