@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from random_plans import MIB
 from typer.testing import CliRunner
@@ -101,6 +101,7 @@ def test_modelled_points_are_the_same_for_search_and_baselines():
 
 
 @settings(max_examples=40, deadline=None)
+@example(833, "metis", set(), True)  # the best uniform plan has devices of one type before and behind another's
 @given(
     st.integers(0, 10**6),
     st.sampled_from(["1f1b", "gpipe", "interleaved", "metis", "metis unused"]),

@@ -338,14 +338,12 @@ class _Search:
                 return
 
     def _uniform_bound_s(self) -> float:
-        """Price the uniform plans that are outside of the space, which may be better: stages of several types with
-        equal shares. Returns a bound of those that are left when time ends; inf if none is."""
-        devices = self._local.problem.cluster.devices
-        bounded = []
-        for number, plan in enumerate(self._uniform(self._settings.plan_settings)):
-            mixed = any(len({devices[device].type for device in stage.devices}) > 1 for stage in plan.stages)
-            if mixed or self._settings.schedule == "interleaved":
-                bounded.append((self._local.problem.bound_s(plan), number, plan))
+        """Price the uniform plans that may be better, since some are outside of the space: with equal shares in stages
+        of several types, or types in turn. Returns a bound of those that are left when time ends; inf if none is."""
+        bounded = [
+            (self._local.problem.bound_s(plan), number, plan)
+            for number, plan in enumerate(self._uniform(self._settings.plan_settings))
+        ]
         for bound_s, _, plan in sorted(bounded, key=lambda each: each[:2]):
             if bound_s >= self._best_s:
                 break
