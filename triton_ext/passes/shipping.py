@@ -59,8 +59,10 @@ def ring(table, ticket):
         bell = tl.load(table + abi.BELL).to(tl.pointer_type(tl.int64))
         tl.atomic_xchg(bell, 1, sem="release", scope="sys")
         rings = tl.full([], True, tl.int1)
-        while rings:
-            rings = _look(bell) != 0
+        rounds = tl.full([], 0, tl.int32)
+        while rings:  # the first round wakes it; others may ring, too, so the number of rounds has an end
+            rounds += 1
+            rings = (_look(bell) != 0) & (rounds < 1000)
 
 
 @triton.jit

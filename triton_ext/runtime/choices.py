@@ -32,7 +32,7 @@ CLUSTER_VARIABLE = "TRITON_EXT_CLUSTER"
 
 _TILES_PER_PEER = 64  # a plan does not know its kernel's blocks
 _SLICES_WITHIN_A_HOST = 8  # tiles leave one by one: as many pieces as make a difference
-_SLICES = (1, 2, 4, 8, 16)  # 32 gain 1 % by the model, and were up to 6 % slower (docs/schedules.md)
+_SLICES = (1, 2, 4, 8, 16)  # 32 gain 1 % by the model, and were slower (docs/schedules.md)
 
 
 @dataclass(frozen=True)
